@@ -158,7 +158,7 @@ def _by_plan(retraining: Retraining) -> Verdict:
     plan = retraining.plan
     trains_now = plan.first == 0
     opposite = "never" if trains_now else f"retraining every {retraining.period.noun}"
-    unit = "in the money of --price" if retraining.money else f"{retraining.unit} over periods"
+    unit = "in the unit of --price" if retraining.money else f"{retraining.unit} over periods"
     text = "the cheapest plan trains now" if trains_now else _later(retraining)
     saving = plan.savings[opposite]
     text += f" and saves {saving.text(retraining.money or 1.0)} {unit} against {opposite}"

@@ -160,18 +160,9 @@ def frame_over_time(
 def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Colour and line style of each result in a panel.
 
-    If the panel has several learners, each has its own colour, lighter for each further variant. If
-    it has a single learner, each waiting time has a colour of a ramp; with a single waiting time
-    and more than two results, each result has one.
+    Each learner has its own colour, lighter for each further variant or waiting time.
     """
-    keys = [result.waiting_time for result in results]
-    if len(set(keys)) == 1 and len(results) > 2:
-        keys = list(range(len(results)))
-    ramp = style.wait_colours(keys if len({result.learner for result in results}) == 1 else [])
-    if len(ramp) > 1:
-        colours = [ramp[key] for key in keys]
-    else:
-        colours = [colour_of(result.learner) for result in results]
+    colours = [colour_of(result.learner) for result in results]
     return [style.variant(colour, colours[:i].count(colour)) for i, colour in enumerate(colours)]
 
 

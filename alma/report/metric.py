@@ -39,6 +39,8 @@ class Metric:
     """Whether sentences state an extra loss as percent of perplexity."""
     in_points: bool = False
     """Whether losses are percentage points, which is what percent in --worth then means."""
+    of_values: str = ""
+    """Follows a value of run records in a sentence, such as "% error"."""
     remark: str = ""
     """A sentence about what was assumed of the values."""
 
@@ -94,6 +96,37 @@ class Metric:
             return f"{self._amount(mean)} [{ends}]"
         return f"{self.text(mean)} [{ends}]"
 
+    def older(self, mean: float, low: float, high: float) -> str:
+        """How an older model compares with a new one, such as "2.1% [1%, 3.2%] worse".
+
+        An older model that is better is said to be so; chance may explain it if the interval holds
+        zero.
+        """
+        if not mean < 0:
+            return f"{self.interval(mean, low, high)} worse"
+        text = f"{self.interval(-mean, -high, -low)} better"
+        return f"{text} (chance may explain it)" if high > 0 else text
+
+    @property
+    def unit_of_differences(self) -> str:
+        """Unit of a difference of two values of run records."""
+        return "% of perplexity" if self.in_percent else self.unit
+
+    def scale_of_differences(self, level: float, factor: float) -> float:
+        """What turns a difference of values of run records into `unit_of_differences`.
+
+        level   the value that 100% of perplexity is
+        factor  of `Display`: 100 for shares
+        """
+        return 100 / level if self.in_percent else factor
+
+    def difference(self, mean: float, low: float, high: float) -> str:
+        """A difference in `unit_of_differences` with its interval, in a sentence."""
+        ends = f"[{number(low)}, {number(high)}]" if low <= high and math.isfinite(high) else "[?]"
+        if self.in_percent:
+            return f"{number(mean)}% {ends} of perplexity"
+        return f"{number(mean)} {ends} points of error"
+
     @property
     def _suffix(self) -> str:
         return "" if self.in_percent else f" {self.noun or self.unit}"
@@ -120,11 +153,18 @@ def percent_of_perplexity(nats: float) -> float:
     return 100 * math.expm1(min(nats, _LARGEST_SHOWN))
 
 
-NATS_A_TOKEN = Metric("loss", "nats a token", nats=1.0, in_percent=True)
+NATS_A_TOKEN = Metric("loss", "nats a token", nats=1.0, in_percent=True, of_values=" perplexity")
 """Of run records with perplexity."""
 PERCENT_ERROR = Metric(
-    "loss", "percentage points", noun="points", bounds=(0.0, 100.0), in_points=True
+    "loss",
+    "percentage points",
+    noun="points",
+    bounds=(0.0, 100.0),
+    in_points=True,
+    of_values="% error",
 )
 """Of run records with an error; their losses are in percent."""
 BY_UNIT = {metric.unit: metric for metric in (NATS_A_TOKEN, PERCENT_ERROR)}
 """The metrics of run records."""
+OF_RECORDS = {"perplexity": NATS_A_TOKEN, "error": PERCENT_ERROR}
+"""The same by the metric that the rows name."""

@@ -11,7 +11,7 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
@@ -22,6 +22,11 @@ from alma.report.figures import over_time_figure
 from alma.report.results import Result, Section, find_sections
 from alma.report.tables import TitledTable
 
+if TYPE_CHECKING:
+    from alma.report.advice.advice import Advice
+
+_INCHES = 7.5  # least width of a figure
+_MOST_OPEN_ROWS = 12
 _CURVES = (
     "After each mega-batch: the mean over seeds, with a band of ±1 standard deviation. A value "
     "is held until the next stage. Untrained errors are dotted and pale."
@@ -51,10 +56,7 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
     sections = find_sections(runs)
     baselines = differences.find_baselines([section.results for section in sections], baseline)
     directories = {run.directory for run in runs if run.rows}
-    parts = [
-        f"<p>Run directories: {len(directories)}; written {datetime.now(UTC):%Y-%m-%d %H:%M} "
-        "UTC</p>"
-    ]
+    parts = []
     if len(sections) > 1:
         links = []
         for i, section in enumerate(sections):
@@ -65,12 +67,19 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
     for i, (section, baseline_result) in enumerate(zip(sections, baselines, strict=True)):
         parts.append(f'<h2 id="s{i}">{escape(section.title)}</h2>')
         parts += _section(section, baseline_result)
+    written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    parts.append(f"<footer><p>Run directories: {len(directories)}; written {written}</p></footer>")
     return "\n".join(parts)
 
 
 def _section(section: Section, baseline: Result | None) -> Iterator[str]:
-    """The newest held-out part of a stream with periods, figures, further tables."""
-    further_tables = list(tables(section, baseline))
+    """The decision, the newest held-out part of a stream with periods, figures, further tables."""
+    advice = _advice(section)
+    if advice:
+        from alma.report.advice.brief import article
+
+        yield f"<article>{article(advice, 'h3')}</article>"
+    further_tables = list(tables(section, baseline, advice))
     if newest.with_periods(section.results):
         yield _table(further_tables.pop(0))
     with style.drawing():
@@ -78,6 +87,18 @@ def _section(section: Section, baseline: Result | None) -> Iterator[str]:
             yield _image(name, figure) + f"<p>{escape(caption)}</p>"
     yield "<h3>Tables</h3>"
     yield from map(_table, further_tables)
+
+
+def _advice(section: Section) -> "Advice | None":
+    """The advice on a section; None for scores, and where no stage is complete."""
+    if section.results[0].metric not in DISPLAYS:
+        return None
+    from alma.report.advice.advice import advise  # loads NumPy and SciPy
+
+    try:
+        return advise(section)
+    except UserError:  # no stage is complete, or a value is not finite
+        return None
 
 
 def _figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
@@ -93,39 +114,44 @@ def _figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
     yield from drift.figures(results)
 
 
-def tables(section: Section, baseline: Result | None) -> Iterator[TitledTable]:
+def tables(
+    section: Section, baseline: Result | None, advice: "Advice | None" = None
+) -> Iterator[TitledTable]:
     """The tables that `alma report` prints, and that of `alma advise`."""
     yield from differences.tables(section.results, baseline)
-    if section.results[0].metric not in DISPLAYS:  # a score: there is no advice for scores
-        return
-    from alma.report.advice.advice import NOTE, advise, decision_table  # loads NumPy and SciPy
+    if advice and advice.comparisons:
+        from alma.report.advice.advice import NOTE, decision_table
 
-    try:
-        advice = advise(section)
-    except UserError:  # no stage is complete, or a value is not finite
-        return
-    if advice.comparisons:
         note = " ".join([advice.summary, NOTE, *advice.remarks])
         yield TitledTable("Advice", decision_table(advice), note)
 
 
 def _image(name: str, figure: Any) -> str:
-    """The figure as an image whose SVG is part of the page."""
+    """The figure as an image whose SVG is part of the page, drawn for the width of a page."""
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(max(width, _INCHES), height)
     file = io.BytesIO()
     figure.savefig(file, format="svg", bbox_inches="tight", metadata=style.METADATA["svg"])
     encoded = base64.b64encode(file.getvalue()).decode()
-    return f'<img alt="{name}" src="data:image/svg+xml;base64,{encoded}">'
+    image = f'<img alt="{name}" src="data:image/svg+xml;base64,{encoded}">'
+    return f'<div class="figure">{image}</div>'
 
 
 def _table(table: TitledTable) -> str:
+    """The table in a block that folds; a large one is folded."""
     header, *rows = table.cells
     head = _row(header, "th")
     body = "".join(_row(row, "td") for row in rows)
-    title = f"<h4>{escape(table.title)}</h4>"
-    title += "".join(f"<p>{escape(line)}</p>" for line in table.above)
+    above = "".join(f"<p>{escape(line)}</p>" for line in table.above)
     cells = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
     note = escape(table.note).replace("\n", "<br>")
-    return f'{title}\n<div class="scroll">{cells}</div>\n<p>{note}</p>'
+    state = " open" if len(rows) <= _MOST_OPEN_ROWS else ""
+    rows_text = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+    summary = f"<summary><h4>{escape(table.title)}</h4> <small>{rows_text}</small></summary>"
+    return (
+        f'<details{state}>{summary}\n{above}<div class="scroll">{cells}</div>\n'
+        f"<p>{note}</p></details>"
+    )
 
 
 def _row(cells: Sequence[str], tag: str) -> str:

@@ -16,6 +16,7 @@ from alma.report.advice.retraining_of_runs import retraining_beside_twin, shorta
 from alma.report.advice.retraining_table import QUESTION, record, titled
 from alma.report.advice.shortage import Shortage
 from alma.report.losses import MeanOverSeeds
+from alma.report.metric import OF_RECORDS, Metric
 from alma.report.newest import NewestPart, compared_at, models_of, newest_part_at
 from alma.report.periods import holes, span_of_test_set
 from alma.report.results import Display, Section, left_out, matrix, non_dominated, rounded
@@ -67,6 +68,11 @@ class Advice(NamedTuple):
         return self.candidates[0].result.display
 
     @property
+    def metric(self) -> Metric:
+        """The metric of the records, and how sentences name it."""
+        return OF_RECORDS[self.candidates[0].result.metric]
+
+    @property
     def measured(self) -> str:
         """What is forecast, such as "mean error (%) over t=21..100"."""
         first = self.candidates[0].start + 1
@@ -85,8 +91,8 @@ class Advice(NamedTuple):
 
     def difference(self, comparison: Comparison) -> MeanOverSeeds:
         """A difference with interval: percentage points, or percent of the choice's perplexity."""
-        factor = self.display.factor
-        scale = 100 / comparison.choice.expected if factor == 1 else factor
+        level = comparison.choice.expected
+        scale = self.metric.scale_of_differences(level, self.display.factor)
         values = (comparison.difference, comparison.low, comparison.high)
         return MeanOverSeeds(*(scale * value for value in values))
 
@@ -329,8 +335,8 @@ def _first_of(labels: Sequence[str]) -> str:
 
 def decision_table(advice: Advice) -> Table:
     """A row for each answered question."""
-    unit_of_difference = "percentage points" if advice.display.factor > 1 else "% of perplexity"
-    header = ["question", "advice", "compared with", f"difference ({unit_of_difference}), 90%"]
+    unit = advice.metric.unit_of_differences
+    header = ["question", "advice", "compared with", f"difference ({unit}), 90%"]
     table = [[*header, "its Comp to come", "seeds"]]
     for comparison in advice.comparisons:
         mean, low, high = advice.difference(comparison)

@@ -106,8 +106,12 @@ def naive_rule_won(section: Section, until: int) -> list[str]:
     best = min(means, key=lambda rule: means[rule])
     if means[best] == means["forecast"]:
         return []
+    of_best = f"{means[best]:.1%}"
+    of_forecast = f"{means['forecast']:.1%}"
+    begin = f'At earlier mega-batches of these runs "{best}" chose'
+    if of_best == of_forecast:
+        return [f"{begin} as well as the forecasts: both were {of_best} above the best one."]
     return [
-        f'At earlier mega-batches of these runs "{best}" chose better: '
-        f"its choice was {means[best]:.1%} above the best one, "
-        f"the forecasts' choice {means['forecast']:.1%}."
+        f"{begin} better: its choice was {of_best} above the best one, "
+        f"the forecasts' choice {of_forecast}."
     ]

@@ -1,6 +1,7 @@
 """What the brief calls configurations, their sides of a question, times and costs."""
 
 import re
+from collections.abc import Sequence
 
 from alma.report.advice.candidates import Candidate
 from alma.report.advice.period import Period
@@ -62,3 +63,10 @@ def duration(hours: float) -> str:
 def capitalised(text: str) -> str:
     """With a capital first letter; the others stay."""
     return text[:1].upper() + text[1:]
+
+
+def listed(parts: Sequence[str]) -> str:
+    """The parts as a list in a sentence, such as "a, b and c"."""
+    if len(parts) == 1:
+        return parts[0]
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -170,11 +170,15 @@ class Retraining:
         return self.laws.estimate(lambda law: law.b * oldest**law.c * size / oldest)
 
     @cached_property
+    def aged_most(self) -> MeanOverSeeds:
+        """`aged` up to the rarest cadence, or the oldest model if that is younger."""
+        oldest = int(max(self.losses.by_age) / self.period.size)
+        return self.aged(max(1, min(oldest, self.cadences[-1])))
+
+    @cached_property
     def drifts(self) -> bool:
         """Whether both the law and `effect` give evidence that age adds loss."""
-        oldest = int(max(self.losses.by_age) / self.period.size)
-        age = max(1, min(oldest, self.cadences[-1]))
-        return self.aged(age).low > 0 and self.effect.low > 0
+        return self.aged_most.low > 0 and self.effect.low > 0
 
     @cached_property
     def choice(self) -> CadenceChoice:

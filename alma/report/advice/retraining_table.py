@@ -58,7 +58,7 @@ def titled(retraining: Retraining) -> TitledTable:
     """
     unit = retraining.unit
     header = ["training", f"extra loss ({unit}), 90%", "as last time", "gain, 90%"]
-    table = [[*header, "pays below a price of", "cost of trainings to come"]]
+    table = [[*header, "pays below a price of, 90%", "cost of trainings to come"]]
     for i, every in enumerate(retraining.cadences):
         table.append(_row(retraining, every, retraining.cadences[i + 1 :]))
     if retraining.unknown:
@@ -74,8 +74,8 @@ def _row(retraining: Retraining, every: int, rarer: Sequence[int]) -> list[str]:
     price = ""
     if rarer:
         gain = retraining.gain(every, rarer[0]).text()
-        pays = min(_pays_below(retraining, every, cadence) for cadence in rarer)
-        price = number((retraining.money or 1) * max(0.0, pays))
+        limits = [_pays_below(retraining, every, cadence) for cadence in rarer]
+        price = min(limits).within(0.0, math.inf).text(retraining.money or 1.0)
     return [
         retraining.period.every(every),
         retraining.extra(every).text(),
@@ -86,10 +86,10 @@ def _row(retraining: Retraining, every: int, rarer: Sequence[int]) -> list[str]:
     ]
 
 
-def _pays_below(retraining: Retraining, every: int, rarer: int) -> float:
+def _pays_below(retraining: Retraining, every: int, rarer: int) -> MeanOverSeeds:
     """The price of a training below which a cadence pays against a rarer one, in the unit."""
     further_trainings = 1 / every - 1 / rarer  # per period
-    return retraining.gain(every, rarer).mean / further_trainings
+    return MeanOverSeeds(*(end / further_trainings for end in retraining.gain(every, rarer)))
 
 
 def _without_law(table: Table) -> Table:

@@ -9,7 +9,7 @@ from alma.report.advice.questions import NO_EVIDENCE
 from alma.report.advice.retraining import Retraining
 from alma.tables import number
 
-_UNKNOWN = """\
+UNKNOWN = """\
 No answer: without losses on the periods before a model's training, drift and lack of training \
 cannot be told apart. Test each model on its own period and earlier ones, too"""
 
@@ -17,27 +17,24 @@ cannot be told apart. Test each model on its own period and earlier ones, too"""
 def advice_of(retraining: Retraining) -> str:
     """The plan at a price, else the cadence to use; or that there is no evidence."""
     if not retraining.unknown and not math.isnan(retraining.price):
-        return _when(retraining) if retraining.plan.evident else NO_EVIDENCE
+        return when(retraining) if retraining.plan.evident else NO_EVIDENCE
     every, is_open = retraining.choice
     if retraining.unknown or (is_open and every == retraining.cadences[-1]):
         return NO_EVIDENCE
     return retraining.period.every(every)
 
 
-def answer(retraining: Retraining, plain: bool = False) -> str:
-    """The advice in a sentence without its period.
-
-    `plain`: without FLOPs and nats, for readers who know none.
-    """
+def answer(retraining: Retraining) -> str:
+    """The advice in a sentence without its period."""
     if retraining.unknown:
-        return _UNKNOWN
+        return UNKNOWN
     if not math.isnan(retraining.price):
-        return _answer_at_price(retraining, plain)
+        return _answer_at_price(retraining)
     every, is_open = retraining.choice
     most_frequent = retraining.cadences[0]
     rarest = retraining.cadences[-1]
     name = retraining.period.every(every)
-    costs = costs_to_come(retraining, every, plain)
+    costs = costs_to_come(retraining, every)
     if every != rarest:
         gain = retraining.metric.interval(*retraining.gain(every, rarest))
         text = f"{name.capitalize()}, {costs}: {gain} better than {retraining.period.every(rarest)}"
@@ -55,46 +52,49 @@ def answer(retraining: Retraining, plain: bool = False) -> str:
     return f"{name.capitalize()} is enough, {costs}: {limit}"
 
 
-def _answer_at_price(retraining: Retraining, plain: bool) -> str:
+def _answer_at_price(retraining: Retraining) -> str:
     """Sentences: the plan, its savings, and the prices between which it stays the best.
 
     If the saving may be zero: that there is no evidence, and the cheaper course.
     """
     plan = retraining.plan
     horizon = retraining.period.span(retraining.horizon)
-    when = _when(retraining)
+    course = when(retraining)
     count = f"({plan.trainings} in {horizon})"
     factor = retraining.money or 1.0
-    unit = unit_of_cost(retraining, plain)
+    unit = unit_of_cost(retraining)
     if not plan.evident:
         name = plan.undecided[-1]  # never, if that is open
         saving = plan.savings[name].text(factor)
         return (
-            f'{NO_EVIDENCE.capitalize()}: "{when}" {count} may save {saving} against {name}, '
+            f'{NO_EVIDENCE.capitalize()}: "{course}" {count} may save {saving} against {name}, '
             f"in {unit}: the interval holds zero. "
             "Until more models are tested, the cheaper course is not to retrain"
         )
-    text = f"{when} {count}"
+    text = f"{course} {count}"
     savings = [f"{saving.text(factor)} against {name}" for name, saving in plan.savings.items()]
+    text += f": it costs {number(factor * plan.total)} in all"
     if savings:
-        text += f": it saves {' and '.join(savings)}, in {unit}"
+        text += f" and saves {' and '.join(savings)}"
+    text += f", in {unit}"
     for name in plan.undecided:
         text += f". No evidence against {name}, but this takes fewer trainings"
     low, high = (factor * price for price in plan.flips)
     ends = f"from {number(low)} to {number(high)}" if high < math.inf else f"above {number(low)}"
-    return f"{text}. So for prices {ends}{_beside_twin(retraining, plain)}"
+    return f"{text}. So for prices {ends}{beside_twin(retraining)}"
 
 
 def unit_of_cost(retraining: Retraining, plain: bool = False) -> str:
-    """The unit of the plan's savings and total, and of its limits of the price."""
-    if retraining.money:
-        return "the money of --price"
-    if plain:
+    """The unit of the plan's savings and total, and of its limits of the price.
+
+    `plain`: without nats.
+    """
+    if retraining.money or (plain and retraining.metric.in_percent):
         return "the unit of --price"
     return f"{retraining.unit} summed over periods"
 
 
-def _when(retraining: Retraining) -> str:
+def when(retraining: Retraining) -> str:
     """When the plan retrains, such as "Retrain now, then every quarter"."""
     plan = retraining.plan
     if plan.first is None:
@@ -110,7 +110,7 @@ def _when(retraining: Retraining) -> str:
     return text
 
 
-def _beside_twin(retraining: Retraining, plain: bool) -> str:
+def beside_twin(retraining: Retraining, plain: bool = False) -> str:
     """A sentence: how much more the twin costs, and which of the two to use.
 
     The twin differs only in --from-scratch. "" if there is none with the same models and periods.
@@ -131,7 +131,10 @@ def _beside_twin(retraining: Retraining, plain: bool) -> str:
 
 
 def costs_to_come(retraining: Retraining, every: int, plain: bool = False) -> str:
-    """The cost of the trainings to come, such as "12 trainings a year, 3 GPU-hours"."""
+    """The cost of the trainings to come, such as "12 trainings a year, 3 GPU-hours".
+
+    `plain`: without FLOPs.
+    """
     period = retraining.period
     if period.dated:
         count = period.calendar.year / every
@@ -186,7 +189,7 @@ def would_change(retraining: Retraining) -> str:
     if retraining.choice.open:
         return f"{further} A price of a training (--price) tells what pays."
     least = retraining.metric.text(retraining.least_gain)
-    return f"Another least gain than {least} (--worth), or a price of a training (--price)."
+    return f"Another gain that counts than {least} (--worth), or a price of a training (--price)."
 
 
 def has_evidence(retraining: Retraining) -> bool:
@@ -200,8 +203,8 @@ def _loss_of_old_models(retraining: Retraining) -> str:
     shown = [k for k in retraining.cadences if k == 3]
     parts = []
     for age in dict.fromkeys([retraining.cadences[0], *shown, retraining.cadences[-1]]):
-        extra = metric.interval(*retraining.extra_at(age))
-        parts.append(f"{retraining.period.span(age)} old is {extra} worse")
+        extra = metric.older(*retraining.extra_at(age))
+        parts.append(f"{retraining.period.span(age)} old is {extra}")
     text = f"A model {', one '.join(parts)} than a new one."
     return f"{text} Percent: of perplexity." if metric.in_percent else text
 
