@@ -43,8 +43,8 @@ def test_three_questions_on_runs(tmp_path):
     assert costs[0] == ["2 trainings in 2 mega-batches", "2 TFLOPs"]
     assert costs[1] == ["1 training in 2 mega-batches", "1 TFLOPs"]
     planned = call_advise(tmp_path / "runs", "--from", 6, "--price", "1/2").stdout
-    assert "Retrain in 1 mega-batch, then not again (1 in 2 mega-batches): it saves" in planned
-    assert ", in the money of --price. So for prices from " in planned
+    assert "Retrain in 1 mega-batch, then not again (1 in 2 mega-batches): it costs " in planned
+    assert ", in the unit of --price. So for prices from " in planned
     assert "from_scratch w=1 costs 40.3 more" in planned  # 20 points, 2 each
 
 

@@ -75,7 +75,7 @@ def test_at_the_price_below_which_a_cadence_pays_it_pays_against_every_rarer_one
     """Losses that level off: the third month adds little, so a year without training is cheap."""
     matrix = noisy(lambda u, p, _: 2 + 0.1 * min(abs(p - u), 2), 0.001, count=14)
     retraining = Retraining(matrix, NATS_A_TOKEN, Period("month"), every=(1, 3, 12))
-    price = float(titled(retraining).cells[1][4])
+    price = float(titled(retraining).cells[1][4].split()[0])
 
     def cost(every):
         return retraining.extra(every).mean + price / every

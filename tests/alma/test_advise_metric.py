@@ -121,7 +121,7 @@ def test_a_price_and_a_worth_are_in_the_metric(tmp_path):
     brief = call_advise("--matrix", table, "--brief", tmp_path / "brief.md").stdout
     assert "points of accuracy" in brief
     assert "erplexity" not in brief
-    assert "points of accuracy worse than a new model" in (tmp_path / "brief.svg").read_text()
+    assert "points of accuracy<" in (tmp_path / "brief.svg").read_text()
     rare = call_advise("--matrix", table, "--worth", "50%").stdout
     assert "and 50 points of accuracy would be worth it" in rare
 

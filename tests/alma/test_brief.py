@@ -25,9 +25,9 @@ def brief(*arguments):
 def test_how_often_is_answered_alone_if_it_was_asked(tmp_path):
     drifting_runs(tmp_path / "runs")
     said = brief(tmp_path / "runs", "--from", 6, "--price", "1/2")
-    assert said.startswith("# How often to retrain: digits\n\n**Recommendation.** Retrain in 1 ")
+    assert said.startswith("# How often to retrain on digits?\n\n**Answer.** Retrain in 1 ")
     assert "**The model.** A single model: 50% old data in each training, going on from" in said
-    assert "How often to retrain: there is evidence. " in said
+    assert "**How sure.** Very likely (" in said
     assert "Replay" not in said
     assert "A price of a training above 3.8 changes" in said
 
@@ -35,10 +35,10 @@ def test_how_often_is_answered_alone_if_it_was_asked(tmp_path):
 def test_which_model_is_answered_with_what_each_answer_is_about(tmp_path):
     drifting_runs(tmp_path / "runs")
     said = brief(tmp_path / "runs", "--from", 6)
-    assert said.startswith("# Which model to use: digits\n\n**Recommendation.** Use a single model")
-    assert "50% old data in each training instead of new data only: " in said
-    for certainty in ("Replay: ", "Last weights or anew: ", "How often to retrain: "):
-        assert f"{certainty}there is evidence." in said
+    assert said.startswith("# Which model to use on digits?\n\n**Answer.** Use a single model")
+    assert "%) than starting from scratch each time" in said
+    assert " points of error less than new data only" in said
+    assert "**How often to retrain it.** " in said
 
 
 def test_no_evidence_is_never_followed_by_evidence(tmp_path):
@@ -57,9 +57,10 @@ def test_no_evidence_is_never_followed_by_evidence(tmp_path):
             whole_run(tmp_path / f"{name}{seed}", image_run, shifted, 7, seed, **config)
     asked = brief(tmp_path, "--price", "400/1000")
     assert "No evidence either way" in asked
-    assert "there is evidence" not in asked
+    assert "ery likely" not in asked
     both = brief(tmp_path)
-    assert "Replay: there is evidence. How often to retrain: no evidence yet." in both
+    assert "**How sure.** Very likely (" in both
+    assert "**How often to retrain it.** No evidence either way: " in both
 
 
 def test_one_run_of_each_is_not_too_close_to_call(tmp_path):
@@ -67,8 +68,8 @@ def test_one_run_of_each_is_not_too_close_to_call(tmp_path):
     image_run(tmp_path / "sm", [0.9, 0.85, 0.8, 0.8])
     image_run(tmp_path / "ens", [0.1, 0.05, 0.01, 0.01], learner="ens", members=3)
     said = brief(tmp_path)
-    assert "One model or several? Several models against one model: one run of each cannot" in said
-    assert "Too close to call" not in said
+    assert "Unknown against one model: one run of each cannot tell" in said
+    assert "oo close to call" not in said
 
 
 def test_the_cheaper_side_of_an_open_question_has_its_share_of_the_compute(tmp_path):
@@ -77,8 +78,9 @@ def test_the_cheaper_side_of_an_open_question_has_its_share_of_the_compute(tmp_p
     image_run(tmp_path / "replay", [0.99 * error for error in errors], rows=5, replay=True)
     image_run(tmp_path / "new", errors, rows=5)
     said = brief(tmp_path)
-    assert "Replay? All data so far in each training against new data only: one run of each" in said
-    assert "; the latter takes 0.15 of the compute." in said
+    assert "Unknown against new data only: one run of each" in said
+    assert " less than new data only, which takes 0.15 of its compute." in said
+    assert "If compute is scarce: new data only." in said
 
 
 def test_losses_from_elsewhere_say_what_would_change_the_answer(tmp_path):
@@ -90,19 +92,20 @@ def test_losses_from_elsewhere_say_what_would_change_the_answer(tmp_path):
                 lines.append(f"{model},{until},{tested},{loss:.4f}")
     (tmp_path / "losses.csv").write_text("\n".join(lines) + "\n")
     said = brief("--matrix", tmp_path / "losses.csv", "--groups", "small", "--price", "0.2")
-    assert said.startswith("# How often to retrain small\n")
-    assert "**How sure.** There is evidence." in said
+    assert said.startswith("# How often to retrain small?\n")
+    assert "**How sure.** Very likely (over 99%) to save against " in said
+    assert "**What it costs and saves.** It costs " in said
     assert "**What would change it.** A price of a training " in said
     said = brief("--matrix", tmp_path / "losses.csv")
-    assert "small: there is evidence. large: there is evidence." in said
-    assert "**What would change it.** small: Another least gain than 1% (--worth), or" in said
+    assert "**Small.** Every " in said
+    assert "What would change it: Another gain that counts than 1% (--worth), or" in said
 
 
 def test_the_picture_of_a_record_without_an_answer(tmp_path):
     whole_run(tmp_path / "run", image_run, lambda t, j: 0.9 - 0.1 * t, 3)
     call_advise(tmp_path / "run", "--brief", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "<title>Which model to use: digits</title>" in page
+    assert "<title>Which model to use on digits?</title>" in page
     assert "data:image/svg+xml;base64," in page
 
 

@@ -86,7 +86,7 @@ def test_a_price_that_the_drift_pays_is_yes_and_a_higher_one_no(eight):
     code, line = due(eight, "--price", "300/1000")
     assert code == 1
     assert "the cheapest plan trains in " in line
-    assert line.endswith(" in the money of --price against retraining every month")
+    assert line.endswith(" in the unit of --price against retraining every month")
     assert due(eight, "--price", "100")[1].count("the cheapest plan trains no more and saves") == 1
 
 

@@ -13,8 +13,13 @@ EVIL = "</script><b onload=alert(1)>&amp;%{x}"
 
 def test_the_page_has_the_front_and_the_curves_and_no_script(grid):
     written = page.body(find_runs([grid]))
-    assert re.findall('<img alt="(.*?)"', written) == ["front", "over_time"]
-    picture = base64.b64decode(re.search('base64,(.*?)"', written)[1])
+    assert re.findall('<img alt="(.*?)"', written) == [
+        "Which model to use on digits?",
+        "front",
+        "over_time",
+    ]
+    assert written.index("class=\"answer\"") < written.index('alt="front"')
+    picture = base64.b64decode(re.findall('base64,(.*?)"', written)[1])
     assert picture.count(b"average error") == 1
     assert b"<script" not in picture
 
