@@ -120,16 +120,18 @@ WAYS: dict[str, dict[str, Way]] = {
     },
     "docs/advice.md": {
         "alma images --learner sm,ens": Run(),
+        "alma advise --matrix accuracy.csv": Run(
+            (materials.matrices,), prints=("How often to retrain?",)
+        ),
+    },
+    "docs/advice-accuracy.md": {},
+    "docs/advice-method.md": {
         "alma images --dataset mnist": Run(
             (materials.mnist,),
             {r"images ": "--hidden 2,4 --waiting-time 1,3 --megabatches 30 --epochs 1 --seeds 0-1"},
         ),
-        "python -m benchmarks backtest": Run(),
         "with open": Run(),
         "alma advise --matrix": Run(prints=("How often to retrain?",)),
-        "alma advise --matrix accuracy.csv": Run(
-            (materials.matrices,), prints=("How often to retrain?",)
-        ),
     },
     "docs/anytime.md": {},
     "docs/concepts.md": {"alma images": Run()},
