@@ -1,4 +1,4 @@
-"""How sure an answer is: shares in words, and what the advice says of equal and negative numbers."""
+"""How sure an answer is: shares in words, and older models that are better."""
 
 import math
 
@@ -37,4 +37,5 @@ def test_an_older_model_that_is_better_is_said_to_be_so():
     assert PERCENT_ERROR.older(2, 1, 3) == "2 points [1, 3] worse"
     assert PERCENT_ERROR.older(-2, -3, -1) == "2 points [1, 3] better"
     better = NATS_A_TOKEN.older(-0.019, -0.04, 0.01)
-    assert better.startswith("1.9% [") and better.endswith("] better (chance may explain it)")
+    assert better.startswith("1.9% [")
+    assert better.endswith("] better (chance may explain it)")

@@ -101,8 +101,8 @@ def costs_and_savings(retraining: Retraining) -> str:
         gain = metric.interval(*retraining.gain(every, rarest))
         return f"{costs}: {gain} better than {rarest_name}."
     gain = metric.interval(*retraining.gain(most_frequent, rarest))
-    more = costs_to_come(retraining, most_frequent, plain=True)
-    text = f"{costs}. {retraining.period.every(most_frequent).capitalize()}, {more}"
+    frequent_costs = costs_to_come(retraining, most_frequent, plain=True)
+    text = f"{costs}. {retraining.period.every(most_frequent).capitalize()}, {frequent_costs}"
     least = metric.text(retraining.least_gain)
     return f"{text}, may gain {gain}; a gain of {least} would be worth it."
 
