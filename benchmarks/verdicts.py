@@ -117,16 +117,16 @@ def read_numbers(path: Path) -> dict[tuple[str, str], Measured]:
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             key = (row["configuration"], row["measure"])
-            several = _SEEDS.fullmatch(row["seed"])
-            if key in numbers or (several and key in values):
+            seeds_of_mean = _SEEDS.fullmatch(row["seed"])
+            if key in numbers or (seeds_of_mean and key in values):
                 raise UserError(f"{path}: {key[0]!r} has {key[1]!r} twice: leave one row")
-            if several is None:
+            if seeds_of_mean is None:
                 seeds = values.setdefault(key, {})
                 if int(row["seed"]) in seeds:
                     raise UserError(f"{path}: {key[0]!r} has {key[1]!r} twice for a seed")
                 seeds[int(row["seed"])] = float(row["value"])
                 continue
-            count = int(several[2]) - int(several[1]) + 1
+            count = int(seeds_of_mean[2]) - int(seeds_of_mean[1]) + 1
             deviation = float(row["deviation"] or math.nan)
             numbers[key] = Measured({}, float(row["value"]), deviation, count)
     for key, seeds in values.items():
@@ -148,12 +148,12 @@ def _add_averages(numbers: dict[tuple[str, str], Measured]) -> None:
         stages = [numbers.get((configuration, time)) for time in times]
         if (configuration, "average") in numbers or not all(stages):
             continue
-        by_seed = [stage.values for stage in stages if stage is not None]
-        seeds = set.intersection(*(set(values) for values in by_seed))
-        if seeds:
-            averages = {
-                seed: statistics.fmean(values[seed] for values in by_seed) for seed in sorted(seeds)
-            }
+        by_time = [stage.values for stage in stages if stage is not None]
+        averages = {}
+        for seed in by_time[-1]:
+            if all(seed in values for values in by_time):
+                averages[seed] = statistics.fmean(values[seed] for values in by_time)
+        if averages:
             numbers[configuration, "average"] = _of_seeds(averages)
 
 
@@ -269,13 +269,20 @@ def read_findings(folder: Path) -> list[Finding]:
     return findings
 
 
-def _fields(comparisons: Sequence[Comparison]) -> dict[str, str]:
+class _Printed(float):
+    """A number that `{a1}` prints as tables do, and `{a1:.0f}` as it says."""
+
+    def __format__(self, form: str) -> str:
+        return super().__format__(form) if form else _number(self)
+
+
+def _fields(comparisons: Sequence[Comparison]) -> dict[str, _Printed | str]:
     """What `seen` may name: a1 and b1 of the first comparison, its difference d1, in % p1,
     and in % for each seed r1; a2 and so on of the second."""
-    fields = {}
+    fields: dict[str, _Printed | str] = {}
     for index, comparison in enumerate(comparisons, 1):
-        fields[f"a{index}"] = _number(comparison.first)
-        fields[f"b{index}"] = _number(comparison.second)
+        fields[f"a{index}"] = _Printed(comparison.first)
+        fields[f"b{index}"] = _Printed(comparison.second)
         fields[f"d{index}"] = _difference(comparison)
         fields[f"p{index}"] = f"{100 * comparison.difference / comparison.second:.1f}%"
         percentages = [f"{percent:.1f}" for percent in comparison.percent_by_seed]
@@ -324,16 +331,16 @@ def _rows_of_numbers(finding: Finding) -> Iterator[str]:
         )
 
 
-def _marked(name: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<=<!-- {name} -->\n\n).*?(?=\n\n<!-- end -->)", re.S)
-
-
 def written(page: str, parts: Mapping[str, str]) -> str:
     """The page with its computed parts. Raises UserError if it lacks their markers."""
     for name, text in parts.items():
-        if _marked(name).search(page) is None:
-            raise UserError(f"findings.md has no part between '<!-- {name} -->' and '<!-- end -->'")
-        page = _marked(name).sub(lambda _, text=text: text, page)
+        begin = f"<!-- {name} -->\n\n"
+        end = "\n\n<!-- end -->"
+        if page.count(begin) != 1 or end not in page.partition(begin)[2]:
+            raise UserError(f"findings.md has no part between '{begin.strip()}' and '<!-- end -->'")
+        before, _, after = page.partition(begin)
+        _, _, rest = after.partition(end)
+        page = before + begin + text + end + rest
     return page
 
 
