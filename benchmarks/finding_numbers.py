@@ -39,7 +39,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ClaimedDifference:
     """Two numbers and their difference, first less second, with the half of its 95% interval.
 
     Fields:
@@ -149,7 +149,7 @@ def _look_up(numbers: Mapping[tuple[str, str], Measured], name: str, measure: st
     return Measured({}, 100 * (over.mean / under.mean - 1), math.nan, 1)
 
 
-def compare(numbers: Mapping[tuple[str, str], Measured], text: str) -> Comparison:
+def compare(numbers: Mapping[tuple[str, str], Measured], text: str) -> ClaimedDifference:
     """Compute a comparison of findings.yaml. Raises UserError for names without numbers."""
     parts = _COMPARISON.fullmatch(text)
     if parts is None:
@@ -172,7 +172,7 @@ def compare(numbers: Mapping[tuple[str, str], Measured], text: str) -> Compariso
         difference = first.mean - second.mean
         interval = _welch(first, second)
         count = min(first.count, second.count)
-    return Comparison(
+    return ClaimedDifference(
         text,
         parts["relation"],
         first.mean,

@@ -20,7 +20,7 @@ import yaml
 
 from alma.errors import Parser, UserError, command
 from alma.files import atomic_write
-from benchmarks.finding_numbers import FAVOURABLE, Comparison, compare, read_numbers
+from benchmarks.finding_numbers import FAVOURABLE, ClaimedDifference, compare, read_numbers
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 VERDICTS = ("shown", "in part", "no evidence", "contradicted", "not tried")
@@ -35,11 +35,11 @@ class Finding:
     text: str
     where: str
     seen: str
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[ClaimedDifference, ...]
     deciding: int
 
 
-def judge(entry: Mapping[str, Any], comparisons: Sequence[Comparison]) -> str:
+def judge(entry: Mapping[str, Any], comparisons: Sequence[ClaimedDifference]) -> str:
     """The verdict of the rules that the page states, from the deciding comparisons."""
     if entry.get("exact"):
         return "shown"
@@ -88,7 +88,7 @@ class _Printed(float):
         return super().__format__(form) if form else _number(self)
 
 
-def _fields(comparisons: Sequence[Comparison]) -> dict[str, _Printed | str]:
+def _fields(comparisons: Sequence[ClaimedDifference]) -> dict[str, _Printed | str]:
     """What `seen` may name: a1 and b1 of the first comparison, its difference d1, in % p1,
     and in % for each seed r1; a2 and so on of the second."""
     fields: dict[str, _Printed | str] = {}
@@ -106,7 +106,7 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 20 else f"{value:.1f}"
 
 
-def _difference(comparison: Comparison) -> str:
+def _difference(comparison: ClaimedDifference) -> str:
     text = _number(comparison.difference)
     if not math.isnan(comparison.interval):
         text += f" ±{_number(comparison.interval)}"
