@@ -33,7 +33,7 @@ class Program:
     """What measures the models."""
 
     words: tuple[str, ...]  # of its command; the path of the task follows
-    key: str  # differs when its results may
+    key: str  # differs when its words or its script do
     metric: str  # of StageTask
     in_bits: bool  # whether its results are nats a token, shown as bits a byte
     is_own: bool  # whether it is the user's, by --command

@@ -95,6 +95,13 @@ class SplitData(msgspec.Struct):
             text += f"; left out: {', '.join(reasons)}"
         return text
 
+    def remove_earlier(self) -> None:
+        """Remove the files of earlier data, once no model waits for them."""
+        place = Path(self.folder)
+        for earlier in place.parent.glob("data-*"):
+            if earlier.name != place.name:
+                shutil.rmtree(earlier)
+
     def part(self, period: PeriodData) -> TextPart:
         """A period as a task names it."""
         return TextPart(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from alma.dates import Dates, interval
 from alma.errors import UserError, require_extra
-from alma.files import locked, make_directory
+from alma.files import locked, make_directory, sha256_file
 from alma.tables import as_text
 from alma.trainer import LOSS
 from slurm.engine import children, resources
@@ -45,9 +45,16 @@ def make_matrix(options: argparse.Namespace) -> None:
         skip_bad_input=options.on_bad_input == "skip",
     )
     folder = options.out.with_suffix(".cells")
+    is_new = not folder.exists()
     make_directory(folder)
     with locked(folder):
-        tests = _tests(options, models, split(source, folder), folder)
+        try:
+            data = split(source, folder)
+        except UserError:
+            if is_new:
+                shutil.rmtree(folder)
+            raise
+        tests = _tests(options, models, data, folder)
         if options.cluster == "slurm":
             run_on_slurm(tests, job_resources, options.wait)
         else:
@@ -59,6 +66,7 @@ def make_matrix(options: argparse.Namespace) -> None:
         rows = [test.row for test in tests]
         column = options.metric or BITS_PER_BYTE
         write_matrix(rows, column, options.out)
+        data.remove_earlier()
     print(as_text(summary(rows, column)))
     next_command = ["alma", "advise", "--matrix", str(options.out)]
     print("how often to retrain? ask with:", shlex.join(next_command))
@@ -72,8 +80,7 @@ def _tests(
     words = _words(options)
     program = Program(
         words=words,
-        # The Python of an environment changes no result.
-        key=options.command or shlex.join(words[1:]),
+        key=_key_of(words),
         metric=options.metric or LOSS,
         in_bits=not options.metric,
         is_own=options.command is not None,
@@ -179,6 +186,18 @@ def _words(options: argparse.Namespace) -> tuple[str, ...]:
         if value:
             words += [f"--{name.replace('_', '-')}", str(value)]
     return tuple(words)
+
+
+def _key_of(words: Sequence[str]) -> str:
+    """Differs when the words of a program do, or a file that they name, such as its script.
+
+    The first word is left out: the same program has other paths in other environments.
+    """
+    lines = list(words[1:])
+    for word in words[1:]:
+        if Path(word).is_file():
+            lines.append(sha256_file(word))
+    return shlex.join(lines)
 
 
 def _announcement(models: Sequence[TestedModel]) -> str:
