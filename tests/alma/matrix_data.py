@@ -7,7 +7,7 @@ import pytest
 
 from slurm.matrix.__main__ import main
 
-WORDS = "the a model learns data month old new train test drift news text token".split()
+WORDS = "the a naïve model learns data month old new train test drift news text token".split()
 EVAL = """\
 import json, os, sys, time
 from pathlib import Path

@@ -108,6 +108,9 @@ def test_only_what_has_changed_is_measured_anew(matrix_place, matrix):
     assert matrix(*words)[0] == 0
     assert len(measured()) == 23 + 15
 
+    assert matrix(*words[:-1], "RMSE", "--out", "matrix.csv")[0] == 0
+    assert len(measured()) == 23 + 15 + 15
+
 
 def test_a_program_that_fails_leaves_what_it_measured(matrix_place, matrix):
     stop = """    if part.name == "2024-03":
