@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,22 @@ def test_killed_five_times_the_matrix_is_the_same(matrix_place, matrix, saves_pa
     assert Path("matrix.csv").read_text() == Path("undisturbed.csv").read_text()
     assert sorted(measured()) == sorted(set(measured()))
     assert len(measured()) == 12
+
+
+def test_an_answer_of_which_a_kill_left_one_cell_is_used(matrix_place, matrix):
+    words = [*MODELS, *DATA, "--command", PROGRAM, "--metric", "MAPE"]
+    assert matrix(*words, "--out", "undisturbed.csv")[0] == 0
+    Path("measured.txt").unlink()
+    Path("kills.json").write_text(json.dumps([[4, "finished"]]))
+    command = [sys.executable, "-m", "alma", "matrix", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    assert subprocess.run(command, env=environment, capture_output=True).returncode == -9
+    (store,) = Path("matrix.cells").glob("m-2024-01-*")
+    (cell,) = Path("undisturbed.cells", store.name).glob("2024-02-*.json")
+    shutil.copy(cell, store)
+    assert matrix(*words)[0] == 0
+    assert len(measured()) == 12
+    assert Path("matrix.csv").read_text() == Path("undisturbed.csv").read_text()
 
 
 def test_only_what_has_changed_is_measured_anew(matrix_place, matrix):
