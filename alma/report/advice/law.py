@@ -12,7 +12,7 @@ held-out part of period p, is
     g   what training gains, 0 or more
     n   amount of training until u, in steps between models
     h   h(n) = (n^-k - 1) / k, or -log n for k = 0 (`left_to_gain`)
-    s   size of an event beside age, 0 without one; w: its shape, see `Break` and `Season`
+    s   size of an event beside age, 0 without one; w: its shape, see `Break`, `Season`, `Change`
 
 `alma.report.advice.staleness` fits the law. A law with few parameters never fits exactly, so a
 *bend* is added to it: the mean residual at each age, interpolated linearly between ages.
@@ -49,7 +49,18 @@ class Season:
     """Length of a year on the axis of the losses."""
 
 
-Event = Break | Season
+@dataclass(frozen=True)
+class Change:
+    """An event: the stream drifts at another rate since some period.
+
+    b and f are those since then: a counts only the time from `first` on, and w the time before it.
+    """
+
+    first: float
+    """Last period of the old rate, on the axis of the losses."""
+
+
+Event = Break | Season | Change
 
 
 class Law(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtr, stdtrit
 
-from alma.report.advice.law import Array, Law
+from alma.report.advice.law import Array, Change, Law
 from alma.report.advice.staleness import Laws
 from alma.report.losses import MeanOverSeeds
 
@@ -126,11 +126,14 @@ class Outlook:
         """
         until = self.laws.until
         periods = np.array(self.laws.losses.periods)
+        ages = self.laws.ages
+        if isinstance(self.laws.event, Change):
+            ages = self.laws.axes.ages_since(self.laws.event.first)
         before: list[float] = []
         since: list[float] = []
         for j in np.flatnonzero(periods > until[0]):
             i = int((until < periods[j]).sum()) - 1  # the newest model before the period
-            loss = self.laws.values[i, j] - float(self.laws.whole.extra(periods[j] - until[i]))
+            loss = self.laws.values[i, j] - float(self.laws.whole.extra(ages[i, j]))
             if not np.isfinite(loss):
                 continue
             if i == len(until) - 1:

@@ -1,0 +1,87 @@
+"""Whether a stream drifts at another rate since some period.
+
+One law for all of history hides drift that has just begun or ended. The test compares, of cells
+alone, laws with and without a change. A free term for each model and each period is taken out of
+all losses first: how good a model is and how hard a period is differ far more than the cells do,
+and would hide a change of the last few months. What is left is how much two models lose to each
+other on their two periods.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from alma.report.advice.axes import Axes, event_shapes
+from alma.report.advice.law import Array, Break, Change, Event, Season
+
+_EXPONENTS = (0.25, 0.5, 1.0)  # of age, as in the law
+_LEAST_RATIO = 1.5
+"""Least log-likelihood ratio for a change, where each model counts as one observation. On made-up
+streams without one (seeds 0 to 11 of `benchmarks.cadence_streams`) the largest was 0.3, with one
+the least was 2.1."""
+
+
+def find_change(axes: Axes, values: Array, used: Any, year: float) -> Change | None:
+    """The period since which the stream drifts at another rate; None without evidence for one.
+
+    values  losses (models, periods)
+    used    cells that were measured, bool (models, periods)
+    year    length of a year on the axis of the losses; inf: no season explains the losses instead
+    """
+    cells = _Cells(axes, values, used)
+    if len(axes.until) < 4 or cells.freedom < len(axes.until):
+        return None
+    others: list[Event | None] = [None]
+    inner = (axes.periods > axes.until[1]) & (axes.periods <= axes.until[-1])
+    others += [Break(period) for period in axes.periods[inner].tolist()]
+    if math.isfinite(year):
+        others.append(Season(year))
+    changes = [Change(first) for first in axes.until[1:-1].tolist()]
+    unchanged = min(cells.residual(event) for event in others)
+    residuals = [cells.residual(change) for change in changes]
+    least = max(min(residuals), 1e-9)
+    ratio = (len(axes.until) - 1) * math.log(max(unchanged, 1e-9) / least)
+    return changes[residuals.index(min(residuals))] if ratio > _LEAST_RATIO else None
+
+
+class _Cells:
+    """The measured cells, without what models and periods add to them."""
+
+    def __init__(self, axes: Axes, values: Array, used: Any):
+        self.axes = axes
+        self.used = used
+        rows, columns = np.nonzero(used)
+        count = np.arange(len(rows))
+        terms = np.zeros((len(rows), len(axes.until) + len(axes.periods)))
+        terms[count, rows] = 1
+        terms[count, len(axes.until) + columns] = 1
+        basis, sizes, _ = np.linalg.svd(terms, full_matrices=False)
+        self._basis = basis[:, sizes > 1e-9 * sizes[0]]
+        self.freedom = len(rows) - self._basis.shape[1]
+        """Cells minus free terms."""
+        self._target = self._remaining(values)
+
+    def _remaining(self, values: Array) -> Array:
+        """The used cells, (cells,), without the terms of models and periods."""
+        cells = np.asarray(values, dtype=float)[self.used]
+        return np.asarray(cells - self._basis @ (self._basis.T @ cells))
+
+    def residual(self, event: Event | None) -> float:
+        """The least norm of residuals over exponents of age, of laws with this event."""
+        ages = self.axes.ages
+        if isinstance(event, Change):
+            ages = self.axes.ages_since(event.first)
+        shapes = event_shapes(self.axes, event)
+        residuals = []
+        for exponent in _EXPONENTS:
+            later = np.maximum(ages, 0.0) ** exponent
+            past = np.maximum(-ages, 0.0) ** exponent
+            residuals.append(self._residual_of([later, past, *shapes]))
+        return min(residuals)
+
+    def _residual_of(self, shapes: Sequence[Array]) -> float:
+        design = np.column_stack([self._remaining(shape) for shape in shapes])
+        solution = np.linalg.lstsq(design, self._target, rcond=1e-9)[0]
+        return float(np.linalg.norm(self._target - design @ solution))
