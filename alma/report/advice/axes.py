@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from alma.report.advice.law import Array, Change, Event, Season
+from alma.report.advice.law import Array, Change, Event, Grace, Season
 
 
 class Axes(NamedTuple):
@@ -21,6 +21,15 @@ class Axes(NamedTuple):
     def ages_since(self, first: float) -> Array:
         """The part of the ages that is after the period `first`, (models, periods)."""
         return np.maximum(self.periods, first) - np.maximum(self.until, first)[:, None]
+
+    def counted_ages(self, event: Event | None) -> Array:
+        """The part of the ages that the law counts with this event, (models, periods)."""
+        if isinstance(event, Change):
+            return self.ages_since(event.first)
+        if isinstance(event, Grace):
+            counted = np.maximum(np.abs(self.ages) - event.length, 0.0)
+            return np.asarray(np.sign(self.ages) * counted)
+        return self.ages
 
     @property
     def step(self) -> float:
@@ -43,7 +52,7 @@ def event_shapes(axes: Axes, event: Event | None) -> list[Array]:
 
     For cells of later periods and of the past, which have separate coefficients.
     """
-    if event is None:
+    if event is None or isinstance(event, Grace):
         return []
     if isinstance(event, Season):
         wave = np.sin(np.pi * axes.ages / event.year) ** 2

@@ -1,7 +1,7 @@
-"""Whether a stream drifts at another rate since some period.
+"""Whether a stream drifts at another rate since some period, or only beyond some age.
 
 One law for all of history hides drift that has just begun or ended. The test compares, of cells
-alone, laws with and without a change. A free term for each model and each period is taken out of
+alone, laws with and without such an event. A free term for each model and each period is taken out of
 all losses first: how good a model is and how hard a period is differ far more than the cells do,
 and would hide a change of the last few months. What is left is how much two models lose to each
 other on their two periods.
@@ -14,17 +14,20 @@ from typing import Any
 import numpy as np
 
 from alma.report.advice.axes import Axes, event_shapes
-from alma.report.advice.law import Array, Break, Change, Event, Season
+from alma.report.advice.law import Array, Break, Change, Event, Grace, Season
 
 _EXPONENTS = (0.25, 0.5, 1.0)  # of age, as in the law
+_MOST_GRACE = 6  # longest time without loss that is tried, in steps between models
 _LEAST_RATIO = 1.5
 """Least log-likelihood ratio for a change, where each model counts as one observation. On made-up
 streams without one (seeds 0 to 11 of `benchmarks.cadence_streams`) the largest was 0.3, with one
 the least was 2.1."""
 
 
-def find_change(axes: Axes, values: Array, used: Any, year: float) -> Change | None:
-    """The period since which the stream drifts at another rate; None without evidence for one.
+def find_change(axes: Axes, values: Array, used: Any, year: float) -> Change | Grace | None:
+    """Since when the stream drifts at another rate, or up to which age it adds nothing.
+
+    None without evidence for either.
 
     values  losses (models, periods)
     used    cells that were measured, bool (models, periods)
@@ -38,7 +41,9 @@ def find_change(axes: Axes, values: Array, used: Any, year: float) -> Change | N
     others += [Break(period) for period in axes.periods[inner].tolist()]
     if math.isfinite(year):
         others.append(Season(year))
-    changes = [Change(first) for first in axes.until[1:-1].tolist()]
+    changes: list[Change | Grace] = [Change(first) for first in axes.until[1:-1].tolist()]
+    longest = min(_MOST_GRACE, float(axes.ages[used].max() / axes.step) - 2)
+    changes += [Grace(length * axes.step) for length in range(1, int(longest) + 1)]
     unchanged = min(cells.residual(event) for event in others)
     residuals = [cells.residual(change) for change in changes]
     least = max(min(residuals), 1e-9)
@@ -70,9 +75,7 @@ class _Cells:
 
     def residual(self, event: Event | None) -> float:
         """The least norm of residuals over exponents of age, of laws with this event."""
-        ages = self.axes.ages
-        if isinstance(event, Change):
-            ages = self.axes.ages_since(event.first)
+        ages = self.axes.counted_ages(event)
         shapes = event_shapes(self.axes, event)
         residuals = []
         for exponent in _EXPONENTS:

@@ -87,7 +87,7 @@ class Outlook:
         clear, small but positive if it is merely likely.
         """
         law = self.laws.whole
-        age = self.size * max(1, self.horizon // 2)
+        age = max(self.size, self.size * (self.horizon // 2) - law.grace)
         mean, _, high = self.laws.estimate(lambda law: law.b * age**law.c)
         error = max((high - mean) / float(stdtrit(len(self.laws.until) - 1, 0.95)), 1e-12)
         above_0 = ndtr(mean / error)
@@ -127,8 +127,8 @@ class Outlook:
         until = self.laws.until
         periods = np.array(self.laws.losses.periods)
         ages = self.laws.ages
-        if isinstance(self.laws.event, Change):
-            ages = self.laws.axes.ages_since(self.laws.event.first)
+        if isinstance(self.laws.event, Change):  # drift at the old rate is not part of the law
+            ages = self.laws.axes.counted_ages(self.laws.event)
         before: list[float] = []
         since: list[float] = []
         for j in np.flatnonzero(periods > until[0]):

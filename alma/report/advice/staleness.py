@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 from alma.errors import UserError
 from alma.report.advice.axes import Axes, event_shapes
 from alma.report.advice.change import find_change
-from alma.report.advice.law import Array, Break, Change, Event, Law, Season, left_to_gain
+from alma.report.advice.law import Array, Break, Change, Event, Grace, Law, Season, left_to_gain
 from alma.report.losses import LEAST_CELLS, Losses, MeanOverSeeds, age_effect, t_interval
 
 _EXPONENTS = (0.25, 0.5, 1.0)  # grid of c
@@ -101,10 +101,9 @@ def fit_laws(
     for k in learning:
         gain = left_to_gain(axes.amounts, k)[:, None] * np.ones(len(axes.periods))
         gains[k] = centred(gain)
-    ages = axes.ages
+    ages = axes.counted_ages(event)
     in_bend = np.ones_like(used[used])
     if isinstance(event, Change):
-        ages = axes.ages_since(event.first)
         in_bend = ((axes.until >= event.first)[:, None] & used)[used]
     amount = axes.last_amount
     step = axes.step
@@ -122,6 +121,8 @@ def fit_laws(
             law = Law(rise - fall, c, f, g, k, amount, step, bend)
             if isinstance(event, Season):
                 law = law._replace(s=size[0], year=event.year)
+            if isinstance(event, Grace):
+                law = law._replace(grace=event.length)
             fits.append(FittedLaw(float(residual), law))
     return sorted(fits, key=lambda fit: fit.residual)
 
