@@ -17,6 +17,7 @@ from alma.report.advice.axes import Axes, event_shapes
 from alma.report.advice.law import Array, Break, Change, Event, Grace, Season
 
 _EXPONENTS = (0.25, 0.5, 1.0)  # of age, as in the law
+_MOST_TIMES = 50  # most times of a change, and of a break, that are tried
 _MOST_GRACE = 6  # longest time without loss that is tried, in steps between models
 _LEAST_RATIO = 1.5
 """Least log-likelihood ratio for a change, where each model counts as one observation. On made-up
@@ -38,10 +39,10 @@ def find_change(axes: Axes, values: Array, used: Any, year: float) -> Change | G
         return None
     others: list[Event | None] = [None]
     inner = (axes.periods > axes.until[1]) & (axes.periods <= axes.until[-1])
-    others += [Break(period) for period in axes.periods[inner].tolist()]
+    others += [Break(period) for period in _thinned(axes.periods[inner])]
     if math.isfinite(year):
         others.append(Season(year))
-    changes: list[Change | Grace] = [Change(first) for first in axes.until[1:-1].tolist()]
+    changes: list[Change | Grace] = [Change(first) for first in _thinned(axes.until[1:-1])]
     longest = min(_MOST_GRACE, float(axes.ages[used].max() / axes.step) - 2)
     changes += [Grace(length * axes.step) for length in range(1, int(longest) + 1)]
     unchanged = min(cells.residual(event) for event in others)
@@ -51,27 +52,40 @@ def find_change(axes: Axes, values: Array, used: Any, year: float) -> Change | G
     return changes[residuals.index(min(residuals))] if ratio > _LEAST_RATIO else None
 
 
+def _thinned(times: Array) -> list[float]:
+    """At most _MOST_TIMES of these times, evenly."""
+    index = np.linspace(0, len(times) - 1, min(len(times), _MOST_TIMES)).round().astype(int)
+    return [float(time) for time in times[index]]
+
+
 class _Cells:
     """The measured cells, without what models and periods add to them."""
 
     def __init__(self, axes: Axes, values: Array, used: Any):
         self.axes = axes
         self.used = used
-        rows, columns = np.nonzero(used)
-        count = np.arange(len(rows))
-        terms = np.zeros((len(rows), len(axes.until) + len(axes.periods)))
-        terms[count, rows] = 1
-        terms[count, len(axes.until) + columns] = 1
-        basis, sizes, _ = np.linalg.svd(terms, full_matrices=False)
-        self._basis = basis[:, sizes > 1e-9 * sizes[0]]
-        self.freedom = len(rows) - self._basis.shape[1]
+        self._rows, self._columns = np.nonzero(used)
+        self._models = len(axes.until)
+        self._periods = len(axes.periods)
+        cells = used.astype(float)
+        # Sums of products of the free terms: A'A, where A has a column for each model and period.
+        of_models = np.diag(cells.sum(1))
+        of_periods = np.diag(cells.sum(0))
+        products = np.block([[of_models, cells], [cells.T, of_periods]])
+        self._inverse = np.linalg.pinv(products, hermitian=True)
+        self.freedom = len(self._rows) - int(np.linalg.matrix_rank(products, hermitian=True))
         """Cells minus free terms."""
         self._target = self._remaining(values)
 
     def _remaining(self, values: Array) -> Array:
         """The used cells, (cells,), without the terms of models and periods."""
         cells = np.asarray(values, dtype=float)[self.used]
-        return np.asarray(cells - self._basis @ (self._basis.T @ cells))
+        of_models = np.bincount(self._rows, cells, self._models)
+        of_periods = np.bincount(self._columns, cells, self._periods)
+        terms = self._inverse @ np.concatenate([of_models, of_periods])
+        return np.asarray(
+            cells - terms[: self._models][self._rows] - terms[self._models :][self._columns]
+        )
 
     def residual(self, event: Event | None) -> float:
         """The least norm of residuals over exponents of age, of laws with this event."""

@@ -205,10 +205,15 @@ def enumerate_plans(horizon: int) -> Plans:
 
 
 def cheapest(priced: PricedPlans) -> int:
-    """The index of the plan of least total cost and, of equal ones, the fewest trainings."""
+    """The index of the plan of least total cost.
+
+    Of equal ones that of the fewest trainings, and then of the latest first one: asked again a
+    period later, with nothing new known, it is the same plan.
+    """
     totals = priced.totals.round(9).tolist()
     trainings = priced.plans.trainings.tolist()
-    return min(range(len(totals)), key=lambda i: (totals[i], trainings[i]))
+    firsts = [first for first, _ in priced.plans.rhythms]
+    return min(range(len(totals)), key=lambda i: (totals[i], trainings[i], -firsts[i]))
 
 
 def savings_of(
