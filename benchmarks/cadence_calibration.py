@@ -6,9 +6,10 @@
 The first prints the table of `benchmarks.cadence_table`; started again, it goes on where it
 stopped. The second prints two more tables in a few minutes of one core. There the loss of a model
 is the difficulty of the period (deviation 0.1 nats), less what its training gains, plus drift (half
-as much on the past). Models differ by 0.02 nats, cells by 0.005. A deployment has models of the first 8 of 36 periods; then each rule says
-after each period whether to train. Its cost is the extra loss of the model that serves, summed over
-periods, and ratio * UNIT for each training. The rule ADWIN needs `river`.
+as much on the past). Models differ by 0.02 nats, cells by 0.005. A deployment has models of the
+first 8 of 36 periods; then each rule says after each period whether to train. Its cost is the extra
+loss of the model that serves, summed over periods, and ratio * UNIT for each training. The rule
+ADWIN needs `river`.
 """
 
 import importlib.util

@@ -12,7 +12,7 @@ held-out part of period p, is
     g   what training gains, 0 or more
     n   amount of training until u, in steps between models
     h   h(n) = (n^-k - 1) / k, or -log n for k = 0 (`left_to_gain`)
-    s   size of an event beside age, 0 without one; w: its shape, see `Break`, `Season`, `Change`, `Grace`
+    s   size of an event beside age, 0 without one; w: its shape, see the kinds of `Event`
 
 `alma.report.advice.staleness` fits the law. A law with few parameters never fits exactly, so a
 *bend* is added to it: the mean residual at each age, interpolated linearly between ages.

@@ -71,10 +71,13 @@ class Outlook:
         deployed in this period was trained; 0 if it is still the present model.
         """
         span = self.size * np.arange(1, self.horizon + 1)
-        present_age = max(0.0, self.laws.losses.periods[-1] - self.laws.losses.until[-1])
-        present = law.extra(span + present_age, span) + self.excess
+        newest_test = self.laws.losses.periods[-1]
+        newest_model = self.laws.losses.until[-1]
+        now = max(newest_test, newest_model)  # a model may be newer than all tests
+        ahead = span + now - newest_test
+        present = law.extra(span + now - newest_model, ahead) + self.excess
         present = np.clip(present, *self.laws.limits)
-        retrained = self.laws.extra(law, span[:, None], span)  # (age, period to come)
+        retrained = self.laws.extra(law, span[:, None], ahead)  # (age, period to come)
         by_age = np.vstack([present, retrained])
         return np.asarray(by_age[ages, np.arange(self.horizon)].sum(1))
 
