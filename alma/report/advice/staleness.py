@@ -206,7 +206,7 @@ class Laws:
         if compared.any(1).sum() < 3 or not tells_age(self.axes, compared):
             raise UserError(too_few)
         plain = fit_laws(self.axes, self.values, measured)[0]
-        self.event = find_change(self.axes, self.values, measured, year)
+        self.event: Event | None = find_change(self.axes, self.values, measured, year)
         if not self.event:
             self.event = find_event(self.axes, self.values, measured, plain, year)
         best, *alternatives = fit_laws(self.axes, self.values, measured, self.event)
