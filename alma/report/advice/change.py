@@ -22,7 +22,7 @@ _MOST_GRACE = 6  # longest time without loss that is tried, in steps between mod
 _LEAST_RATIO = (0.8, 8.0)
 """Least log-likelihood ratio for an event, where each model counts as one observation: the first
 number, or the second over the number of models. Of made-up streams without one, with cells that
-differ by .005 to .02 nats, alone or correlated by .8, at most 2% of 100 reach it."""
+differ by .005 to .02 nats, alone or correlated by .8, at most 1 of 100 with 12 models reach it."""
 
 
 def find_change(axes: Axes, values: Array, used: Any, year: float) -> Change | Grace | None:
