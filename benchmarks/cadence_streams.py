@@ -98,7 +98,7 @@ class World:
     """Of each model on each month, (months + HORIZON, same), with what comes later."""
     extra: Array
     """Expected loss above that of a new model, of the same shape."""
-    known: Losses
+    history: Losses
     """The history as it was measured."""
 
     def cost(self, trainings: list[int], price: float) -> float:
@@ -122,15 +122,17 @@ def make_world(stream: Stream, seed: int) -> World:
     hard = _difficulty(stream, random, count) - stream.gain * np.log(at)
     cells = 3 + hard + extra + random.normal(0, 0.005, (count, count))
     losses = cells + random.normal(0, stream.model_noise, (stream.seeds, count, 1))
-    known = losses[:, : stream.months, : stream.months].copy()
+    measured = losses[:, : stream.months, : stream.months].copy()
     if stream.missing:
-        lost = random.random(known.shape[1:]) < stream.missing
+        lost = random.random(measured.shape[1:]) < stream.missing
         np.fill_diagonal(lost, False)
-        known[:, lost] = math.nan
+        measured[:, lost] = math.nan
     rows = range(stream.models_every - 1, stream.months, stream.models_every)
-    seeds = tuple(tuple(tuple(seed[row].tolist()) for row in rows) for seed in known)
+    seeds = []
+    for matrix in measured:
+        seeds.append(tuple(tuple(matrix[row].tolist()) for row in rows))
     until = tuple(at[list(rows)].tolist())
-    history = Losses(stream.name, until, tuple(at[: stream.months].tolist()), seeds)
+    history = Losses(stream.name, until, tuple(at[: stream.months].tolist()), tuple(seeds))
     return World(stream.months, losses.mean(0), extra, history)
 
 

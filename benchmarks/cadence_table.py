@@ -37,7 +37,7 @@ def planned(first: int | None, every: int) -> list[int]:
 
 def plan(world: World, price: float) -> list[int]:
     """The plan of `alma advise --price`."""
-    retraining = Retraining(world.known, NATS_A_TOKEN, Period("month"), price=price)
+    retraining = Retraining(world.history, NATS_A_TOKEN, Period("month"), price=price)
     return planned(retraining.plan.first, retraining.plan.every)
 
 
@@ -46,8 +46,8 @@ def cara_like(world: World, price: float) -> list[int]:
 
     The staleness of a model is its loss above that of the model that was trained on the month.
     """
-    values = np.mean(world.known.seeds, axis=0)
-    at = np.rint(world.known.until).astype(int)
+    values = np.mean(world.history.seeds, axis=0)
+    at = np.rint(world.history.until).astype(int)
     fresh = {int(until): row for row, until in enumerate(at)}
     staleness: dict[int, list[float]] = {}
     for row, until in enumerate(at):
@@ -169,8 +169,10 @@ def table(measured: Sequence[Cell]) -> Table:
     rows = [["stream", *RULES]]
     for stream in STREAMS:
         of_stream = [cell for cell in measured if cell.stream == stream.name]
-        texts = [" / ".join(cell.text(rule) for cell in of_stream) for rule in RULES]
-        rows.append([stream.name, *texts])
+        row = [stream.name]
+        for rule in RULES:
+            row.append(" / ".join(cell.text(rule) for cell in of_stream))
+        rows.append(row)
     means = []
     for rule in RULES:
         ratios: Array = np.array([cell.ratio(rule) for cell in measured])

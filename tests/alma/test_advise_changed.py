@@ -25,7 +25,7 @@ MONTH = Period("month")
 
 def advice(name, seed=50, **options):
     """The advice on a made-up stream."""
-    return Retraining(make_world(KINDS[name], seed).known, NATS_A_TOKEN, MONTH, **options)
+    return Retraining(make_world(KINDS[name], seed).history, NATS_A_TOKEN, MONTH, **options)
 
 
 @pytest.mark.parametrize(

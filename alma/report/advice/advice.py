@@ -299,7 +299,9 @@ def _turned_up(candidates: Sequence[Candidate]) -> list[str]:
     rising = []
     for candidate in candidates:
         repeats = candidate.result.repeats
-        values = [fmean(repeat[t]["value"] for repeat in repeats) for t in candidate.ends]
+        values = []
+        for t in candidate.ends:
+            values.append(fmean(repeat[t]["value"] for repeat in repeats))
         if turns_up(values):
             rising.append(candidate.label)
     if not rising:

@@ -37,15 +37,15 @@ def find_change(axes: Axes, values: Array, used: Any, year: float) -> Change | G
     cells = _Cells(axes, values, used)
     if len(axes.until) < 4 or cells.freedom < len(axes.until):
         return None
-    others: list[Event | None] = [None]
+    unchanging: list[Event | None] = [None]
     inner = (axes.periods > axes.until[1]) & (axes.periods <= axes.until[-1])
-    others += [Break(period) for period in _thinned(axes.periods[inner])]
+    unchanging += [Break(period) for period in _thinned(axes.periods[inner])]
     if math.isfinite(year):
-        others.append(Season(year))
+        unchanging.append(Season(year))
     changes: list[Change | Grace] = [Change(first) for first in _thinned(axes.until[1:-1])]
     longest = min(_MOST_GRACE, float(axes.ages[used].max() / axes.step) - 2)
     changes += [Grace(length * axes.step) for length in range(1, int(longest) + 1)]
-    unchanged = min(cells.residual(event) for event in others)
+    unchanged = min(cells.residual(event) for event in unchanging)
     residuals = [cells.residual(change) for change in changes]
     least = max(min(residuals), 1e-9)
     count = len(axes.until)
