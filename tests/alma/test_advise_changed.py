@@ -11,7 +11,7 @@ from alma.report.advice.law import Change, Grace
 from alma.report.advice.period import Period
 from alma.report.advice.plan import enumerate_plans
 from alma.report.advice.retraining import Retraining
-from alma.report.losses import Losses
+from alma.report.losses import Losses, MeanOverSeeds
 from alma.report.metric import NATS_A_TOKEN
 from benchmarks.cadence_streams import HORIZON, STREAMS, make_world
 from benchmarks.cadence_table import best_fixed, plan, table
@@ -149,6 +149,16 @@ def test_intervals_and_surprise():
 
     assert outlook(0.06, 11).excess == 0
     assert outlook(0.06, 8).excess > 0
+
+
+def test_a_gain_whose_interval_holds_zero_is_no_gain(monkeypatch):
+    """However large its mean is: the rarest cadence stands, and whether more pays is open."""
+    retraining = advice("linear .04", every=(1, 3))
+    assert retraining.choice == (1, False)
+    uncertain = advice("linear .04", every=(1, 3))
+    monkeypatch.setattr(Retraining, "gain", lambda *_: MeanOverSeeds(0.1, -0.01, 0.21))
+    assert uncertain.drifts
+    assert uncertain.choice == (3, True)
 
 
 def test_a_curve_that_turns_up_is_seen():
