@@ -1,6 +1,6 @@
 """Made-up streams for `benchmarks.cadence_table`: how much worse an old model is, and its losses.
 
-A stream travels: `Stream.rates` says how far in each period. A model trained until period u loses
+A stream travels: `DriftingStream.rate` says how far in each period. A model trained until period u loses
 `distance^exponent` on period p, where the distance is what the stream travelled between them. With
 rates of one number the loss is linear in age; a rate that begins late is drift that has just begun.
 """
@@ -18,7 +18,7 @@ HORIZON = 12
 
 
 @dataclass(frozen=True)
-class Stream:
+class DriftingStream:
     """A kind of stream, in nats and months."""
 
     name: str
@@ -59,37 +59,37 @@ class Stream:
 
 
 STREAMS = (
-    Stream("linear .01", 0.01),
-    Stream("linear .003", 0.003),
-    Stream("linear .04", 0.04),
-    Stream("sqrt", 0.03**2, exponent=0.5),
-    Stream("saturating", level=0.1),
-    Stream("hard months (AR .8)", 0.01, hardness=0.8),
-    Stream("4 models", 0.01, models_every=3),
-    Stream("24 models", 0.01, months=24),
-    Stream("40% missing", 0.01, missing=0.4),
-    Stream("irregular days", 0.01, irregular=True),
-    Stream("season", 0.005, season=0.05),
-    Stream("learner that improves", 0.01, gain=0.2),
-    Stream("models differ by .04", 0.01, model_noise=0.04),
-    Stream("3 seeds", 0.01, seeds=3),
-    Stream("nothing forgotten", 0.01, past=0.0),
-    Stream("no drift"),
-    Stream("no drift, 24 models", months=24),
-    Stream("no drift, learner improves", gain=0.2),
-    Stream("one break", jump=0.3),
-    Stream("2 months of grace", 0.02, grace=2),
-    Stream("onset at month 8 of 12", change=8, later_rate=0.02),
-    Stream(".005, from month 8 on .02", 0.005, change=8, later_rate=0.02),
-    Stream(".03, from month 8 on .01", 0.03, change=8, later_rate=0.01),
-    Stream("onset at month 18 of 24", change=18, later_rate=0.02, months=24),
-    Stream("drift ends at month 6", 0.02, change=6),
-    Stream("a step every 6 months", steps=0.1),
+    DriftingStream("linear .01", 0.01),
+    DriftingStream("linear .003", 0.003),
+    DriftingStream("linear .04", 0.04),
+    DriftingStream("sqrt", 0.03**2, exponent=0.5),
+    DriftingStream("saturating", level=0.1),
+    DriftingStream("hard months (AR .8)", 0.01, hardness=0.8),
+    DriftingStream("4 models", 0.01, models_every=3),
+    DriftingStream("24 models", 0.01, months=24),
+    DriftingStream("40% missing", 0.01, missing=0.4),
+    DriftingStream("irregular days", 0.01, irregular=True),
+    DriftingStream("season", 0.005, season=0.05),
+    DriftingStream("learner that improves", 0.01, gain=0.2),
+    DriftingStream("models differ by .04", 0.01, model_noise=0.04),
+    DriftingStream("3 seeds", 0.01, seeds=3),
+    DriftingStream("nothing forgotten", 0.01, past=0.0),
+    DriftingStream("no drift"),
+    DriftingStream("no drift, 24 models", months=24),
+    DriftingStream("no drift, learner improves", gain=0.2),
+    DriftingStream("one break", jump=0.3),
+    DriftingStream("2 months of grace", 0.02, grace=2),
+    DriftingStream("onset at month 8 of 12", change=8, later_rate=0.02),
+    DriftingStream(".005, from month 8 on .02", 0.005, change=8, later_rate=0.02),
+    DriftingStream(".03, from month 8 on .01", 0.03, change=8, later_rate=0.01),
+    DriftingStream("onset at month 18 of 24", change=18, later_rate=0.02, months=24),
+    DriftingStream("drift ends at month 6", 0.02, change=6),
+    DriftingStream("a step every 6 months", steps=0.1),
 )
 
 
 @dataclass(frozen=True)
-class World:
+class KnownWorld:
     """One history of a stream, with all that comes after it."""
 
     months: int
@@ -111,7 +111,7 @@ class World:
         return float(self.extra[rows, columns].sum()) + price * len(trainings)
 
 
-def make_world(stream: Stream, seed: int) -> World:
+def make_world(stream: DriftingStream, seed: int) -> KnownWorld:
     """The world of a stream with this seed."""
     random = np.random.default_rng([seed, *stream.name.encode()])
     count = stream.months + HORIZON
@@ -133,10 +133,10 @@ def make_world(stream: Stream, seed: int) -> World:
         seeds.append(tuple(tuple(matrix[row].tolist()) for row in rows))
     until = tuple(at[list(rows)].tolist())
     history = Losses(stream.name, until, tuple(at[: stream.months].tolist()), tuple(seeds))
-    return World(stream.months, losses.mean(0), extra, history)
+    return KnownWorld(stream.months, losses.mean(0), extra, history)
 
 
-def _extra(stream: Stream, at: Array, phase: int) -> Array:
+def _extra(stream: DriftingStream, at: Array, phase: int) -> Array:
     """Expected loss above that of a new model, (models, months).
 
     at      times of models and tests, in months
@@ -160,7 +160,7 @@ def _extra(stream: Stream, at: Array, phase: int) -> Array:
     return np.asarray(share * extra + stream.gain * np.log(at / at[:, None]))
 
 
-def _difficulty(stream: Stream, random: np.random.Generator, count: int) -> Array:
+def _difficulty(stream: DriftingStream, random: np.random.Generator, count: int) -> Array:
     """The difficulty of each month, deviation 0.1 nats, (count,)."""
     fresh = random.normal(0, 0.1, count)
     hard = [float(fresh[0])]

@@ -21,12 +21,12 @@ from alma.report.advice.period import Period
 from alma.report.advice.retraining import Retraining
 from alma.report.metric import NATS_A_TOKEN
 from alma.tables import Table
-from benchmarks.cadence_streams import HORIZON, STREAMS, Stream, World, make_world
+from benchmarks.cadence_streams import HORIZON, STREAMS, DriftingStream, KnownWorld, make_world
 
 PRICES = (0.005, 0.02, 0.1)
 _WORSE = 1.05  # loss, as a multiple of that at the last training, at which a simple rule trains
 
-Rule = Callable[[World, float], list[int]]
+Rule = Callable[[KnownWorld, float], list[int]]
 """Months from now after which to train, of a world and the price of a training."""
 
 
@@ -35,13 +35,13 @@ def planned(first: int | None, every: int) -> list[int]:
     return [] if first is None else list(range(first, HORIZON, every))
 
 
-def plan(world: World, price: float) -> list[int]:
+def plan(world: KnownWorld, price: float) -> list[int]:
     """The plan of `alma advise --price`."""
     retraining = Retraining(world.history, NATS_A_TOKEN, Period("month"), price=price)
     return planned(retraining.plan.first, retraining.plan.every)
 
 
-def cara_like(world: World, price: float) -> list[int]:
+def cara_like(world: KnownWorld, price: float) -> list[int]:
     """The cadence of least staleness and price on the history, after CARA (arXiv 2310.04216).
 
     The staleness of a model is its loss above that of the model that was trained on the month.
@@ -65,7 +65,7 @@ def cara_like(world: World, price: float) -> list[int]:
     return planned(best, best)
 
 
-def worse_than_last_time(world: World, price: float) -> list[int]:
+def worse_than_last_time(world: KnownWorld, price: float) -> list[int]:
     """Train when the loss is 5% above that of the first month after the last training."""
     trainings: list[int] = []
     model = world.months
@@ -81,7 +81,7 @@ def worse_than_last_time(world: World, price: float) -> list[int]:
     return trainings
 
 
-def regular(every: int, world: World, price: float) -> list[int]:
+def regular(every: int, world: KnownWorld, price: float) -> list[int]:
     """A fixed cadence."""
     return planned(every, every)
 
@@ -98,7 +98,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-class Cell(NamedTuple):
+class RulesOnStream(NamedTuple):
     """The rules on one stream at one price."""
 
     stream: str
@@ -120,7 +120,7 @@ class Cell(NamedTuple):
         return f"+{self.costs[rule]:.2f}" if math.isnan(ratio) else f"{ratio:.2f}"
 
 
-def best_fixed(worlds: Sequence[World], price: float) -> float:
+def best_fixed(worlds: Sequence[KnownWorld], price: float) -> float:
     """The mean cost of the fixed cadence that is best for a stream, in hindsight."""
     means = []
     for every in range(1, HORIZON + 1):
@@ -128,7 +128,7 @@ def best_fixed(worlds: Sequence[World], price: float) -> float:
     return float(min(means))
 
 
-def measure(stream: Stream, price: float, count: int, seed: int) -> Cell:
+def measure(stream: DriftingStream, price: float, count: int, seed: int) -> RulesOnStream:
     """A cell, of `count` worlds from seed `seed` on."""
     worlds = [make_world(stream, seed + i) for i in range(count)]
     costs = {}
@@ -137,10 +137,10 @@ def measure(stream: Stream, price: float, count: int, seed: int) -> Cell:
         of_worlds = [world.cost(rule(world, price), price) for world in worlds]
         costs[name] = float(np.mean(of_worlds))
         errors[name] = float(np.std(of_worlds) / math.sqrt(count))
-    return Cell(stream.name, price, best_fixed(worlds, price), costs, errors)
+    return RulesOnStream(stream.name, price, best_fixed(worlds, price), costs, errors)
 
 
-def cells(out: Path | None, count: int, seed: int, jobs: int) -> Iterator[Cell]:
+def cells(out: Path | None, count: int, seed: int, jobs: int) -> Iterator[RulesOnStream]:
     """All cells in order; those in the folder `out` are read, the others are kept there."""
     places = [(stream, price) for stream in STREAMS for price in PRICES]
     with ProcessPoolExecutor(jobs) as pool:
@@ -152,10 +152,12 @@ def cells(out: Path | None, count: int, seed: int, jobs: int) -> Iterator[Cell]:
             yield future.result()
 
 
-def _kept(file: Path | None, stream: Stream, price: float, count: int, seed: int) -> Cell:
+def _kept(
+    file: Path | None, stream: DriftingStream, price: float, count: int, seed: int
+) -> RulesOnStream:
     """A cell from its file if there is one; else it is measured and written."""
     if file and file.exists():
-        return Cell(**json.loads(file.read_text()))
+        return RulesOnStream(**json.loads(file.read_text()))
     cell = measure(stream, price, count, seed)
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +166,7 @@ def _kept(file: Path | None, stream: Stream, price: float, count: int, seed: int
     return cell
 
 
-def table(measured: Sequence[Cell]) -> Table:
+def table(measured: Sequence[RulesOnStream]) -> Table:
     """A row for each stream, with the prices in one cell, and the mean of all ratios."""
     rows = [["stream", *RULES]]
     for stream in STREAMS:
