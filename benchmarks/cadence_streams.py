@@ -1,6 +1,6 @@
 """Made-up streams for `benchmarks.cadence_table`: how much worse an old model is, and its losses.
 
-A stream travels: `DriftingStream.rate` says how far in each period. A model trained until period u loses
+A stream travels by `DriftingStream.rate` in each period. A model trained until period u loses
 `distance^exponent` on period p, where the distance is what the stream travelled between them. With
 rates of one number the loss is linear in age; a rate that begins late is drift that has just begun.
 """
