@@ -1,18 +1,22 @@
-"""How often to retrain: made-up evaluation matrices, and simulated deployments at a price.
+"""How often to retrain: rules judged on made-up streams, evaluation matrices, and deployments.
 
+    nice -n 10 python -m benchmarks cadence_calibration --out results/cadence
     python -m benchmarks cadence_calibration --count 60 --worlds 20
 
-It takes a few minutes of one core. The loss of a model is the difficulty of the period (deviation
-0.1 nats), less what its training gains, plus drift (half as much on the past). Models differ by
-0.02 nats, cells by 0.005. A deployment has models of the first 8 of 36 periods; then each rule says
-after each period whether to train. Its cost is the extra loss of the model that serves, summed over
-periods, and ratio * UNIT for each training. The rule ADWIN needs `river`.
+The first prints the table of `benchmarks.cadence_table`; started again, it goes on where it
+stopped. The second prints two more tables in a few minutes of one core. There the loss of a model
+is the difficulty of the period (deviation 0.1 nats), less what its training gains, plus drift (half
+as much on the past). Models differ by 0.02 nats, cells by 0.005. A deployment has models of the
+first 8 of 36 periods; then each rule says after each period whether to train. Its cost is the extra
+loss of the model that serves, summed over periods, and ratio * UNIT for each training. The rule
+ADWIN needs `river`.
 """
 
 import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +28,7 @@ from alma.report.advice.retraining import Retraining
 from alma.report.losses import Losses
 from alma.report.metric import NATS_A_TOKEN
 from alma.tables import as_text
+from benchmarks.cadence_table import cells, table
 
 SIZES = [(6, 1), (6, 3), (12, 1), (12, 3), (24, 1), (24, 3)]  # periods, seeds
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -255,20 +260,40 @@ def oracle(world: World) -> float:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print both tables."""
+    """Print the table of rules, or with --count or --worlds those of matrices and deployments."""
     parser = Parser(prog="python -m benchmarks cadence_calibration", description=__doc__)
     add = parser.add_argument
-    add("--count", type=int, default=60, metavar="N", help="matrices of a kind and size")
-    add("--worlds", type=int, default=20, metavar="N", help="deployments of a stream and ratio")
+    add("--count", type=int, default=0, metavar="N", help="matrices of a kind and size")
+    add("--worlds", type=int, default=0, metavar="N", help="deployments of a stream and ratio")
+    add("--out", type=Path, metavar="FOLDER", help="keep cells here (default: nowhere)")
+    add("--jobs", type=int, default=2, metavar="N", help="processes (default: 2)")
+    add("--seed", type=int, default=1000, metavar="N", help="of the first world (default: 1000)")
+    add("--per-kind", type=int, default=16, metavar="N", help="worlds of a kind (default: 16)")
     options = parser.parse_args(arguments)
+    if options.count:
+        _print_outcomes(options.count)
+    if options.worlds:
+        _print_costs(options.worlds)
+    if not options.count and not options.worlds:
+        measured = list(cells(options.out, options.per_kind, options.seed, options.jobs))
+        print("Cost over that of the best fixed cadence, at prices .005 / .02 / .1 nats")
+        print(as_text(table(measured)))
+
+
+def _print_outcomes(count: int) -> None:
+    """The table of evaluation matrices."""
     print("Retrain more often / the rarest is enough (true gain in 90% interval)")
-    print(as_text(list(outcomes(options.count))), end="\n\n")
+    print(as_text(list(outcomes(count))), end="\n\n")
+
+
+def _print_costs(worlds: int) -> None:
+    """The table of deployments."""
     rules = dict(RULES)
     if importlib.util.find_spec("river"):
         rules["ADWIN"] = adwin
     print("Mean total cost (two standard errors of --price)")
     print("" if "ADWIN" in rules else "No ADWIN: river is not installed")
-    print(as_text(list(total_costs(rules, options.worlds))))
+    print(as_text(list(total_costs(rules, worlds))))
 
 
 def outcomes(count: int) -> Iterator[list[str]]:

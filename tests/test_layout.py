@@ -50,7 +50,17 @@ FORBIDDEN = {
 }
 FILE_LINES = 400
 FUNCTION_LINES = 80
-STALENESS = ("law", "matrix", "metric_of_column", "period", "plan", "retraining", "staleness")
+STALENESS = (
+    "law",
+    "axes",
+    "change",
+    "matrix",
+    "metric_of_column",
+    "period",
+    "plan",
+    "retraining",
+    "staleness",
+)
 """Modules of alma.report.advice that take losses from anywhere: they need no run records."""
 STALENESS_NEEDS = {
     "alma.dates",

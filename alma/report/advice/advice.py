@@ -10,6 +10,7 @@ import numpy as np
 from alma.report.advice.backtest import naive_rule_won
 from alma.report.advice.candidates import Candidate, choose, find_candidates, within
 from alma.report.advice.comparison import Comparison, Field, compare
+from alma.report.advice.forecast import turns_up
 from alma.report.advice.questions import QUESTIONS
 from alma.report.advice.retraining import Retraining
 from alma.report.advice.retraining_of_runs import retraining_beside_twin, shortage_of_choice
@@ -225,6 +226,7 @@ def advise(
         *_drift(section),
         *_better_on_newest(of_newest, choice, allowed),
         *_few_stages(candidates),
+        *_turned_up(candidates),
         *_short_run(section, candidates, choice),
     ]
     price = options.get("price", math.nan)
@@ -296,6 +298,24 @@ def _drift(section: Section) -> list[str]:
         return [_DRIFTS_ON_PART.format(part=first.part)]
     repeats = [rows for result in section.results for rows in result.repeats]
     return [_DRIFTS] if any(matrix(rows) for rows in repeats) else []
+
+
+def _turned_up(candidates: Sequence[Candidate]) -> list[str]:
+    """A remark on candidates whose newest values rise."""
+    rising = []
+    for candidate in candidates:
+        repeats = candidate.result.repeats
+        values = []
+        for t in candidate.ends:
+            values.append(fmean(repeat[t]["value"] for repeat in repeats))
+        if turns_up(values):
+            rising.append(candidate.label)
+    if not rising:
+        return []
+    return [
+        "The newest errors rise, which no law of a forecast does, so its interval is too low: "
+        f"{_first_of(rising)}."
+    ]
 
 
 def _few_stages(candidates: Sequence[Candidate]) -> list[str]:

@@ -16,7 +16,7 @@ from alma.report.advice.period import Period
 from alma.report.advice.plain_words import side
 from alma.report.advice.retraining import Retraining
 from alma.report.advice.retraining_table import MatrixReport
-from alma.report.advice.retraining_words import has_evidence
+from alma.report.advice.retraining_words import certain, has_evidence
 from alma.report.metric import percent_of_perplexity
 from alma.report.periods import dated_names
 
@@ -104,7 +104,7 @@ def _marked_cadence(retraining: Retraining) -> int | None:
     if math.isnan(retraining.price):
         return retraining.choice.every
     plan = retraining.plan
-    if plan.first is None or not plan.evident or plan.trainings < 2:
+    if plan.first is None or not certain(retraining) or plan.trainings < 2:
         return None
     return plan.every
 

@@ -80,6 +80,8 @@ def _of_plan(retraining: Retraining) -> str:
         parts.append((share_above(saving), name))
     if not parts:
         return "Certain: no other plan has another number of trainings"
+    if retraining.laws.too_little_since_change:
+        return "Not known: the drift has just changed, and fewer than three models came since"
     if not retraining.plan.evident:
         share, name = min(part for part in parts if part[1] in retraining.plan.undecided)
         text = f"{likely(share)} that training saves against {name}"

@@ -62,6 +62,8 @@ _SPREAD = 0.8  # prior standard deviation of log b
 _DEGREES = 5.0  # degrees of freedom of the prior of a curve's noise, centred at the pooled noise
 _USUAL_NOISE = 0.03  # prior noise of one run; weighs as much as one residual
 _GROUP = 1.1  # stages whose t differ by less than this factor are averaged
+_NEWEST = 3  # stages whose mean tells whether a curve turns up
+_CLEAR_RISE = 3.0  # standard errors of that mean above the lowest one before
 _LEAST = 0.02  # lower bound of 1 - b x in the law "logarithm"
 
 
@@ -333,3 +335,19 @@ def shared_priors(curves: Sequence[LearningCurve], scatter: Scatter) -> list[Arr
         else:
             priors.append(_CELLS.prior)
     return priors
+
+
+def turns_up(values: Sequence[float]) -> bool:
+    """Whether the newest values, all above 0, are above the lowest ones before: no law can rise.
+
+    Means of three logarithms are compared; differences of neighbours tell how far values scatter.
+    """
+    if len(values) < 3 * _NEWEST:
+        return False
+    logs = np.log(np.maximum(values, 1e-12))
+    means = np.convolve(logs, np.ones(_NEWEST) / _NEWEST, "valid")
+    # second differences hold no trend; those of independent values have 6 times their variance
+    scatter = float(np.sqrt(np.mean(np.diff(logs, 2) ** 2) / 6))
+    error = scatter * np.sqrt(2 / _NEWEST)
+    rise = float(means[-1] - means[:-_NEWEST].min())
+    return rise > max(_CLEAR_RISE * error, 1e-9)

@@ -12,7 +12,7 @@ held-out part of period p, is
     g   what training gains, 0 or more
     n   amount of training until u, in steps between models
     h   h(n) = (n^-k - 1) / k, or -log n for k = 0 (`left_to_gain`)
-    s   size of an event beside age, 0 without one; w: its shape, see `Break` and `Season`
+    s   size of an event beside age, 0 without one; w: its shape, see the kinds of `Event`
 
 `alma.report.advice.staleness` fits the law. A law with few parameters never fits exactly, so a
 *bend* is added to it: the mean residual at each age, interpolated linearly between ages.
@@ -49,7 +49,26 @@ class Season:
     """Length of a year on the axis of the losses."""
 
 
-Event = Break | Season
+@dataclass(frozen=True)
+class Change:
+    """An event: the stream drifts at another rate since some period.
+
+    b and f are those since then: a counts only the time from `first` on, and w the time before it.
+    """
+
+    first: float
+    """Last period of the old rate, on the axis of the losses."""
+
+
+@dataclass(frozen=True)
+class Grace:
+    """An event: age adds nothing at first; a counts only what is beyond `length`."""
+
+    length: float
+    """On the axis of the losses."""
+
+
+Event = Break | Season | Change | Grace
 
 
 class Law(NamedTuple):
@@ -69,11 +88,14 @@ class Law(NamedTuple):
     s: float = 0.0
     """How much larger the loss is half a year away from the end of training; 0: no season."""
     year: float = math.inf
+    grace: float = 0.0
+    """Age up to which nothing is added."""
 
     def aged(self, ages: Any) -> Array:
         """The loss that age alone adds, at `ages` >= 0, without that of a break."""
+        counted = np.maximum(np.asarray(ages, dtype=float) - self.grace, 0.0)
         season = self.s * np.sin(np.pi * ages / self.year) ** 2
-        return np.asarray(self.b * ages**self.c + season + np.interp(ages, *self.bend))
+        return np.asarray(self.b * counted**self.c + season + np.interp(ages, *self.bend))
 
     def extra(self, ages: Any, ahead: Any = 0.0) -> Array:
         """The extra loss of models of these `ages` >= 0, compared with a new model.

@@ -43,6 +43,8 @@ class LossGroup(NamedTuple):
     """Cost of the newest training that has one in the file; None: none has."""
     metric: Metric
     """Whose losses these are."""
+    newest: str = ""
+    """The label of the newest time of a model or test."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class _Line:
     seed: str
     until: float
     tested: float
+    newest: str  # label of the later of both times
     value: float
     gpu_hours: float | None
 
@@ -173,6 +176,7 @@ def _line(place: str, row: dict[str, str], column: str, kinds: dict[str, str]) -
         seed=row.get("seed", "").strip(),
         until=until,
         tested=tested,
+        newest=row["tested_on" if tested >= until else "trained_until"].strip(),
         value=value,
         gpu_hours=hours,
     )
@@ -230,7 +234,8 @@ def _group(lines: Sequence[_Line], kind: str, metric: Metric) -> LossGroup:
             rows.append(tuple(metric.loss(line.value) if line else math.nan for line in cells))
         seeds.append(tuple(rows))
     losses = Losses(label, tuple(until), tuple(tested), tuple(seeds))
-    return LossGroup(losses, _period(until, tested, kind), _newest_hours(lines), metric)
+    newest = max(lines, key=lambda line: max(line.until, line.tested)).newest
+    return LossGroup(losses, _period(until, tested, kind), _newest_hours(lines), metric, newest)
 
 
 def _lines_by_cell(lines: Sequence[_Line]) -> dict[tuple[str, float, float], _Line]:

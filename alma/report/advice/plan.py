@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtr, stdtrit
 
-from alma.report.advice.law import Array, Law
+from alma.report.advice.law import Array, Change, Law
 from alma.report.advice.staleness import Laws
 from alma.report.losses import MeanOverSeeds
 
@@ -71,10 +71,13 @@ class Outlook:
         deployed in this period was trained; 0 if it is still the present model.
         """
         span = self.size * np.arange(1, self.horizon + 1)
-        present_age = max(0.0, self.laws.losses.periods[-1] - self.laws.losses.until[-1])
-        present = law.extra(span + present_age, span) + self.excess
+        newest_test = self.laws.losses.periods[-1]
+        newest_model = self.laws.losses.until[-1]
+        now = max(newest_test, newest_model)  # a model may be newer than all tests
+        ahead = span + now - newest_test
+        present = law.extra(span + now - newest_model, ahead) + self.excess
         present = np.clip(present, *self.laws.limits)
-        retrained = self.laws.extra(law, span[:, None], span)  # (age, period to come)
+        retrained = self.laws.extra(law, span[:, None], ahead)  # (age, period to come)
         by_age = np.vstack([present, retrained])
         return np.asarray(by_age[ages, np.arange(self.horizon)].sum(1))
 
@@ -87,7 +90,7 @@ class Outlook:
         clear, small but positive if it is merely likely.
         """
         law = self.laws.whole
-        age = self.size * max(1, self.horizon // 2)
+        age = max(self.size, self.size * (self.horizon // 2) - law.grace)
         mean, _, high = self.laws.estimate(lambda law: law.b * age**law.c)
         error = max((high - mean) / float(stdtrit(len(self.laws.until) - 1, 0.95)), 1e-12)
         above_0 = ndtr(mean / error)
@@ -126,11 +129,14 @@ class Outlook:
         """
         until = self.laws.until
         periods = np.array(self.laws.losses.periods)
+        ages = self.laws.ages
+        if isinstance(self.laws.event, Change):  # drift at the old rate is not part of the law
+            ages = self.laws.axes.counted_ages(self.laws.event)
         before: list[float] = []
         since: list[float] = []
         for j in np.flatnonzero(periods > until[0]):
             i = int((until < periods[j]).sum()) - 1  # the newest model before the period
-            loss = self.laws.values[i, j] - float(self.laws.whole.extra(periods[j] - until[i]))
+            loss = self.laws.values[i, j] - float(self.laws.whole.extra(ages[i, j]))
             if not np.isfinite(loss):
                 continue
             if i == len(until) - 1:
@@ -202,10 +208,15 @@ def enumerate_plans(horizon: int) -> Plans:
 
 
 def cheapest(priced: PricedPlans) -> int:
-    """The index of the plan of least total cost and, of equal ones, the fewest trainings."""
+    """The index of the plan of least total cost.
+
+    Of equal ones that of the fewest trainings, and then of the latest first one: asked again a
+    period later, with nothing new known, it is the same plan.
+    """
     totals = priced.totals.round(9).tolist()
     trainings = priced.plans.trainings.tolist()
-    return min(range(len(totals)), key=lambda i: (totals[i], trainings[i]))
+    firsts = [first for first, _ in priced.plans.rhythms]
+    return min(range(len(totals)), key=lambda i: (totals[i], trainings[i], -firsts[i]))
 
 
 def savings_of(

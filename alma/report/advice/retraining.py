@@ -61,6 +61,8 @@ class Retraining:
     stated in money."""
     periods_to_come: int = 0
     """Number of periods to plan for; 0: a year of days or weeks, else 12."""
+    counted_from: str = ""
+    """The name of the newest period of a model or test, from which plans count; empty: none."""
     twin: "Retraining | None" = None
     """The same for the configuration that differs only in `--from-scratch`."""
 

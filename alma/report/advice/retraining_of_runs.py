@@ -72,12 +72,15 @@ def _retraining_of(
     losses = _measured_losses(candidate, now)
     if not losses:
         return None
+    names = dated_names(candidate.result)
+    newest = int(losses.periods[-1])
     try:
         return Retraining(
             losses=losses,
             metric=BY_UNIT[unit(candidate.result)],
-            period=Period.of(dated_names(candidate.result)),
+            period=Period.of(names),
             cost=_cost_of(candidate),
+            counted_from=names[newest - 1] if 0 < newest <= len(names) else "",
             periods_to_come=candidate.result.megabatches - int(losses.periods[-1]),
             **options,
         )

@@ -36,7 +36,14 @@ class MatrixReport:
         self.groups: list[Retraining] = []
         for group in groups:
             cost = TrainingCost(hours=group.gpu_hours)
-            retraining = Retraining(group.losses, group.metric, group.period, cost, **options)
+            retraining = Retraining(
+                group.losses,
+                group.metric,
+                group.period,
+                cost,
+                counted_from=group.newest,
+                **options,
+            )
             check_direction(retraining)
             self.groups.append(retraining)
 
@@ -135,7 +142,7 @@ def _record_of_plan(retraining: Retraining) -> dict[str, Any]:
         "first": plan.first,
         "every": plan.every,
         "trainings": plan.trainings,
-        "evidence": plan.evident,
+        "evidence": plan.evident and not retraining.laws.too_little_since_change,
         "unit": unit_of_cost(retraining),
         "price": factor * retraining.price,
         "total": factor * plan.total,

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from alma.report.advice.law import Season
+from alma.report.advice.law import Change, Grace, Season
 from alma.report.advice.questions import NO_EVIDENCE
 from alma.report.advice.retraining import Retraining
 from alma.tables import number
@@ -17,11 +17,16 @@ cannot be told apart. Test each model on its own period and earlier ones, too"""
 def advice_of(retraining: Retraining) -> str:
     """The plan at a price, else the cadence to use; or that there is no evidence."""
     if not retraining.unknown and not math.isnan(retraining.price):
-        return when(retraining) if retraining.plan.evident else NO_EVIDENCE
+        return when(retraining) if certain(retraining) else NO_EVIDENCE
     every, is_open = retraining.choice
     if retraining.unknown or (is_open and every == retraining.cadences[-1]):
         return NO_EVIDENCE
     return retraining.period.every(every)
+
+
+def certain(retraining: Retraining) -> bool:
+    """Whether there is evidence for the plan, and enough since the drift changed."""
+    return retraining.plan.evident and not retraining.laws.too_little_since_change
 
 
 def answer(retraining: Retraining) -> str:
@@ -61,8 +66,15 @@ def _answer_at_price(retraining: Retraining) -> str:
     horizon = retraining.period.span(retraining.horizon)
     course = when(retraining)
     count = f"({plan.trainings} in {horizon})"
+    if retraining.counted_from:
+        count = f"({plan.trainings} in {horizon}, counted from {retraining.counted_from})"
     factor = retraining.money or 1.0
     unit = unit_of_cost(retraining)
+    if retraining.laws.too_little_since_change:
+        return (
+            f'{NO_EVIDENCE.capitalize()}: the drift has just changed. "{course}" {count} is the '
+            "best guess; test models on further periods to know what it saves"
+        )
     if not plan.evident:
         name = plan.undecided[-1]  # never, if that is open
         saving = plan.savings[name].text(factor)
@@ -178,7 +190,7 @@ def would_change(retraining: Retraining) -> str:
     further = f"Further {plural}, with each model tested on them, would narrow the intervals."
     if not math.isnan(retraining.price):
         plan = retraining.plan
-        if not plan.evident:
+        if not certain(retraining):
             return further
         factor = retraining.money or 1.0
         low, high = (number(factor * price) for price in plan.flips)
@@ -219,9 +231,24 @@ def _event(retraining: Retraining) -> str:
             "one a year old not at all."
         )
     assert laws.event
+    if isinstance(laws.event, Grace):
+        grace = retraining.period.span(laws.event.length / retraining.period.size)
+        return f"Age adds nothing before {grace}."
+    if isinstance(laws.event, Change):
+        return _change(retraining, laws.event)
     since = (retraining.losses.periods[-1] - laws.event.first) / retraining.period.size
     when = retraining.period.span(since)
     return f"The stream broke {when} before the last period; no other break is expected."
+
+
+def _change(retraining: Retraining, change: Change) -> str:
+    """Since when the stream drifts at another rate, and whether that is enough to know it."""
+    since = (retraining.losses.periods[-1] - change.first) / retraining.period.size
+    when = retraining.period.span(since)
+    text = f"The drift changed {when} before the last period: only losses since then count"
+    if retraining.laws.too_little_since_change:
+        return f"{text}, too few to know what retraining saves."
+    return f"{text}."
 
 
 def _basis(retraining: Retraining) -> str:

@@ -17,13 +17,16 @@ import numpy as np
 from scipy.optimize import nnls
 
 from alma.errors import UserError
-from alma.report.advice.law import Array, Break, Event, Law, Season, left_to_gain
+from alma.report.advice.axes import Axes, event_shapes
+from alma.report.advice.change import find_change
+from alma.report.advice.law import Array, Break, Change, Event, Grace, Law, Season, left_to_gain
 from alma.report.losses import LEAST_CELLS, Losses, MeanOverSeeds, age_effect, t_interval
 
 _EXPONENTS = (0.25, 0.5, 1.0)  # grid of c
 _LEARNING = (0.0, 0.5, 1.0)  # grid of k
 _MOST_LEFT = {Break: 0.5, Season: 0.85}  # largest fraction of residuals that an event may leave
 _LEAST_MODELS = 6  # fewest models for a season; the three models of TiC-LM would seem to have one
+_LEAST_SINCE = 3  # models after a change of the drift from which its new rate is known
 _LEAST_YEAR = 0.75  # age in years that the oldest model must reach for a season
 
 
@@ -35,33 +38,6 @@ def known_at(losses: Losses, last: float) -> Losses:
     for seed in losses.seeds:
         seeds.append(tuple(row[:columns] for row in seed[:rows]))
     return Losses(losses.label, losses.until[:rows], losses.periods[:columns], tuple(seeds))
-
-
-class Axes(NamedTuple):
-    """The axes of an evaluation matrix."""
-
-    until: Array  # (models,)
-    periods: Array  # (periods,)
-
-    @property
-    def ages(self) -> Array:
-        """(models, periods)."""
-        return self.periods - self.until[:, None]
-
-    @property
-    def step(self) -> float:
-        """The median distance of two models."""
-        return float(np.median(np.diff(self.until)))
-
-    @property
-    def amounts(self) -> Array:
-        """The amount of training n of each model, (models,), in `step`s; the first has 1."""
-        return 1 + (self.until - self.until[0]) / self.step
-
-    @property
-    def last_amount(self) -> float:
-        """The amount of training of a model that is trained until the last period."""
-        return 1 + float(self.periods[-1] - self.until[0]) / self.step
 
 
 def cells_without(axes: Axes) -> list[Any]:
@@ -125,7 +101,10 @@ def fit_laws(
     for k in learning:
         gain = left_to_gain(axes.amounts, k)[:, None] * np.ones(len(axes.periods))
         gains[k] = centred(gain)
-    ages = axes.ages
+    ages = axes.counted_ages(event)
+    in_bend = np.ones_like(used[used])
+    if isinstance(event, Change):
+        in_bend = ((axes.until >= event.first)[:, None] & used)[used]
     amount = axes.last_amount
     step = axes.step
     fits = []
@@ -138,38 +117,26 @@ def fit_laws(
             design = np.column_stack([aged, -aged, forgotten, gain, *of_event])
             solution, residual = nnls(design, target)
             rise, fall, f, g, *size = map(float, solution)
-            bend = _bend(ages, used, target - design @ solution)
+            bend = _bend(axes, used, in_bend, target - design @ solution)
             law = Law(rise - fall, c, f, g, k, amount, step, bend)
             if isinstance(event, Season):
                 law = law._replace(s=size[0], year=event.year)
+            if isinstance(event, Grace):
+                law = law._replace(grace=event.length)
             fits.append(FittedLaw(float(residual), law))
     return sorted(fits, key=lambda fit: fit.residual)
 
 
-def event_shapes(axes: Axes, event: Event | None) -> list[Array]:
-    """Columns of the design for an event of size 1, (models, periods) each; [] without one.
-
-    For cells of later periods and of the past, which have separate coefficients.
-    """
-    if event is None:
-        return []
-    if isinstance(event, Season):
-        wave = np.sin(np.pi * axes.ages / event.year) ** 2
-        return [wave * (axes.ages > 0), wave * (axes.ages <= 0)]
-    trained_before = (axes.until < event.first)[:, None]
-    tested_before = axes.periods < event.first
-    crossings = [trained_before & ~tested_before, ~trained_before & tested_before]
-    return [crossing.astype(float) for crossing in crossings]
-
-
-def _bend(ages: Array, used: Any, residuals: Array) -> tuple[list[float], list[float]]:
+def _bend(axes: Axes, used: Any, in_bend: Any, residuals: Array) -> tuple[list[float], list[float]]:
     """The bend of the law: ages from 0 on, and the mean residual at each, relative to age 0.
+
+    Of the `used` cells only those `in_bend` count, bool (cells,): models since a change.
 
     Each mean is shrunk towards 0 by empirical Bayes: strongly, if the means differ no more than the
     scatter of their cells explains.
     """
-    cell_ages = ages[used]
-    later = cell_ages >= 0
+    cell_ages = axes.ages[used]
+    later = (cell_ages >= 0) & in_bend
     ages_with_0 = np.append(0.0, cell_ages[later])  # the extra loss at age 0 is 0 by definition
     at, index, counts = np.unique(ages_with_0, return_inverse=True, return_counts=True)
     means = np.bincount(index, np.append(0.0, residuals[later])) / counts
@@ -239,7 +206,9 @@ class Laws:
         if compared.any(1).sum() < 3 or not tells_age(self.axes, compared):
             raise UserError(too_few)
         plain = fit_laws(self.axes, self.values, measured)[0]
-        self.event = find_event(self.axes, self.values, measured, plain, year)
+        self.event: Event | None = find_change(self.axes, self.values, measured, year)
+        if not self.event:
+            self.event = find_event(self.axes, self.values, measured, plain, year)
         best, *alternatives = fit_laws(self.axes, self.values, measured, self.event)
         self.whole = best.law
         freedom = measured.sum() - measured.any(0).sum() - 3
@@ -291,17 +260,39 @@ class Laws:
             variance += 2 * self.scatter**2
         return _jackknife(value, without, seeds, variance)
 
+    @property
+    def too_little_since_change(self) -> bool:
+        """Whether too few models came since the stream changed to know how it drifts now."""
+        if not isinstance(self.event, Change):
+            return False
+        return int((self.until > self.event.first).sum()) < _LEAST_SINCE
+
     def effect_of_age(self) -> MeanOverSeeds:
         """`age_effect` with its 90% interval; NaN without losses on the past.
 
-        The amount of training cancels in it, whatever its law.
+        The amount of training cancels in it, whatever its law. After a change of the drift only
+        models and periods since then count, if they are enough for an interval.
         """
-        values = age_effect(self.losses)
+        if isinstance(self.event, Change):
+            since = self._cells_since(self.event.first)
+            recent = self._effect_in(replace(self.losses, seeds=since))
+            if math.isfinite(recent.low):
+                return recent
+        return self._effect_in(self.losses)
+
+    def _cells_since(self, first: float) -> Any:
+        """The losses (seeds, models, periods) of models and periods from `first` on, else NaN."""
+        recent = (self.until >= first)[:, None] & (self.axes.periods >= first)
+        return np.where(recent, self.losses.seeds, np.nan).tolist()
+
+    def _effect_in(self, losses: Losses) -> MeanOverSeeds:
+        """`age_effect` of losses on these axes, with its interval."""
+        values = age_effect(losses)
         without = []
         for u, cells in zip(self.until, self._cells_without, strict=True):
             if u in self.axes.periods:
-                seeds = np.where(cells, self.losses.seeds, np.nan).tolist()
-                effects = age_effect(replace(self.losses, seeds=seeds))
+                seeds = np.where(cells, losses.seeds, np.nan).tolist()
+                effects = age_effect(replace(losses, seeds=seeds))
                 without.append(statistics.fmean(effects))
         return _jackknife(statistics.fmean(values), without, values)
 

@@ -1,0 +1,181 @@
+"""How often to retrain when the drift has just changed, and whether the plan stays the plan."""
+
+import math
+
+import numpy as np
+import pytest
+
+from alma.report.advice import retraining_words as words
+from alma.report.advice.forecast import turns_up
+from alma.report.advice.law import Change, Grace
+from alma.report.advice.period import Period
+from alma.report.advice.plan import enumerate_plans
+from alma.report.advice.retraining import Retraining
+from alma.report.losses import Losses, MeanOverSeeds
+from alma.report.metric import NATS_A_TOKEN
+from benchmarks.cadence_streams import HORIZON, STREAMS, make_world
+from benchmarks.cadence_table import best_fixed, plan, table
+from benchmarks.cadence_table import measure as measure_cell
+
+from .synthetic import losses
+
+KINDS = {stream.name: stream for stream in STREAMS}
+MONTH = Period("month")
+
+
+def advice(name, seed=50, **options):
+    """The advice on a made-up stream."""
+    return Retraining(make_world(KINDS[name], seed).history, NATS_A_TOKEN, MONTH, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("onset at month 8 of 12", 1.25),
+        ("onset at month 18 of 24", 1.25),
+        ("a step every 6 months", 1.4),
+        ("2 months of grace", 1.1),
+        ("linear .01", 1.08),
+    ],
+)
+def test_the_plan_is_near_the_best_fixed_cadence(name, most):
+    """Also where the drift has just begun: one law for all of history cost twice the best."""
+    for price in 0.02, 0.1:
+        worlds = [make_world(KINDS[name], seed) for seed in (50, 51, 52)]
+        costs = [world.cost(plan(world, price), price) for world in worlds]
+        assert np.mean(costs) <= most * best_fixed(worlds, price)
+
+
+def test_a_change_is_found_and_said():
+    """On losses since then alone; savings hold the truth."""
+    retraining = advice("onset at month 18 of 24", seed=52, price=0.1)
+    assert retraining.laws.event == Change(18)
+    assert "The drift changed 6 months before the last period: only" in str(words.lines(retraining))
+    assert retraining.drifts
+    assert retraining.plan.evident
+    year = np.arange(1, HORIZON + 1)
+    plans = enumerate_plans(HORIZON)
+    index = plans.rhythms.index((retraining.plan.first, retraining.plan.every))
+    true_saving = 0.02 * (year.sum() - plans.ages[index].sum() - (plans.ages[index] == 0) @ year)
+    true_saving -= 0.1 * retraining.plan.trainings
+    saving = retraining.plan.savings["never"]
+    assert saving.low < true_saving < saving.high
+    ended = advice("drift ends at month 6", price=0.1)
+    assert ended.laws.event == Change(6)
+    assert not ended.drifts
+    grace = advice("2 months of grace")
+    assert grace.laws.event == Grace(2)
+    assert "Age adds nothing before 2 months." in words.lines(grace)
+
+
+def test_streams_that_keep_their_drift_have_no_change():
+    """Nor do streams without drift, which seldom seem to drift."""
+    steady = ("linear .01", "sqrt", "hard months (AR .8)", "40% missing", "season", "one break")
+    for name in steady:
+        for seed in range(60, 65):
+            assert not isinstance(advice(name, seed).laws.event, Change | Grace)
+    drifting = sum(advice("no drift", seed).drifts for seed in range(60, 90))
+    assert drifting == 0
+
+
+def test_savings_are_withheld_if_the_change_is_too_recent():
+    """Two models since then."""
+
+    def loss(u, p, _):
+        return 3 + 0.1 * abs(max(p, 10) - max(u, 10)) + 1e-3 * math.sin(9 * u + 7 * p)
+
+    retraining = Retraining(losses(loss, count=12), NATS_A_TOKEN, MONTH, price=0.02)
+    assert retraining.laws.event == Change(10)
+    assert retraining.laws.too_little_since_change
+    text = words.answer(retraining)
+    assert text.startswith("No evidence either way: the drift has just changed.")
+    assert "against never" not in text
+    assert not words.has_evidence(retraining)
+
+
+@pytest.mark.parametrize(("slope", "price"), [(0.01, 0.02), (0.01, 0.1), (0.04, 0.02)])
+def test_asked_every_month_the_plan_stays_the_plan(slope, price):
+    """Without noise its cost is that of the best cadence, within 2%."""
+    trained = list(range(1, 13))
+    for now in range(12, 30):
+        rows = []
+        for until in trained:
+            rows.append(
+                tuple(3 + slope * max(p - until, (until - p) / 2) for p in range(1, now + 1))
+            )
+        known = Losses("", tuple(trained), tuple(range(1, now + 1)), (tuple(rows),))
+        retraining = Retraining(known, NATS_A_TOKEN, MONTH, price=price)
+        if retraining.plan.first == 0:
+            trained.append(now)
+    gaps = np.diff(trained[11:])
+    cost = sum(price + slope * gap * (gap + 1) / 2 for gap in gaps) / gaps.sum()
+    best = min((price + slope * gap * (gap + 1) / 2) / gap for gap in range(1, 13))
+    assert cost <= 1.02 * best
+
+
+def test_a_plan_counts_from_the_newest_model_or_test():
+    """And names that period."""
+
+    def loss(u, p, _):
+        return 3 + 0.01 * abs(p - u)
+
+    tests = losses(loss, count=12)
+    newer = Losses("", (*tests.until, 14), tests.periods, ((*tests.seeds[0], (math.nan,) * 12),))
+    before = Retraining(tests, NATS_A_TOKEN, MONTH, price=0.02)
+    after = Retraining(newer, NATS_A_TOKEN, MONTH, price=0.02, counted_from="2024-02")
+    assert before.plan.first == after.plan.first == 2
+    assert "in 12 months, counted from 2024-02)" in words.answer(after)
+
+
+def test_intervals_and_surprise():
+    """A gain whose interval holds 0 is no gain; a rise of one loss is not that of several."""
+    weak = advice("models differ by .04", 3, every=(1, 3))
+    gain = weak.gain(1, 3)
+    assert gain.low < gain.mean < gain.high
+    half = gain.high - gain.mean
+    without = [float(weak._extra(3, law) - weak._extra(1, law)) for law in weak.laws.without]
+    jackknife = math.sqrt((len(without) - 1) * np.var(without))
+    assert half >= 1.79 * jackknife  # Student's t of 11 degrees of freedom, 95%
+    assert half <= 3 * jackknife
+
+    def loss(u, p, _, rise, since):
+        usual = 3 + 0.02 * (-1) ** p + 0.001 * ((u * p) % 5)
+        return usual + rise * (u == 8 and p > since)
+
+    def outlook(rise, since):
+        models = range(1, 9)
+        made = losses(lambda *cell: loss(*cell, rise, since), count=12, models=tuple(models))
+        return Retraining(made, NATS_A_TOKEN, MONTH).outlook
+
+    assert outlook(0.06, 11).excess == 0
+    assert outlook(0.06, 8).excess > 0
+
+
+def test_a_gain_whose_interval_holds_zero_is_no_gain(monkeypatch):
+    """However large its mean is: the rarest cadence stands, and whether more pays is open."""
+    retraining = advice("linear .04", every=(1, 3))
+    assert retraining.choice == (1, False)
+    uncertain = advice("linear .04", every=(1, 3))
+    monkeypatch.setattr(Retraining, "gain", lambda *_: MeanOverSeeds(0.1, -0.01, 0.21))
+    assert uncertain.drifts
+    assert uncertain.choice == (3, True)
+
+
+def test_a_curve_that_turns_up_is_seen():
+    """Not one that falls, levels off or scatters."""
+    t = np.arange(1, 21)
+    noise = np.exp(np.random.default_rng(0).normal(0, 0.02, 20))
+    assert turns_up((0.3 + 0.002 * (t - 10) ** 2) * noise)
+    assert not turns_up(t**-0.5 * noise)
+    assert not turns_up(0.3 * noise)
+    assert not turns_up([0.3, 0.2, 0.5])
+
+
+def test_the_table_has_a_row_for_each_stream():
+    """And the mean over cells whose best cost is above 0."""
+    cell = measure_cell(KINDS["linear .01"], 0.1, 1, 0)
+    zero = measure_cell(KINDS["no drift"], 0.1, 1, 0)
+    rows = table([cell, zero])
+    assert len(rows) == len(STREAMS) + 2
+    assert rows[-1][0] == "mean of 1 cells"
+    assert zero.text("every 3rd") == "+0.30"
