@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from alma.errors import Parser, UserError, command
+from alma.errors import Parser, UserError, command, require_extra
 from alma.files import make_directory
 from alma.help_texts import RUNS
 from alma.options import names_of
@@ -38,6 +38,7 @@ examples:
   alma report runs --baseline "sm w=1"
   alma report runs/table2 --table lm
   alma report runs --metric bits-per-byte
+  alma report runs --mlflow http://localhost:5000 --experiment digits
 """
 
 
@@ -111,6 +112,17 @@ def parser() -> Parser:
         choices=("lm",),
         help="print Tables 1 and 2 of the paper for language models; with --out write them as "
         "Markdown, too",
+    )
+    add(
+        "--mlflow",
+        metavar="URI",
+        help="log the runs, the page and the advice into a store of MLflow, such as "
+        "http://localhost:5000, sqlite:///mlflow.db or mlruns; a repeat updates them",
+    )
+    add(
+        "--experiment",
+        metavar="NAME",
+        help="with --mlflow: the experiment, made if there is none (default: alma)",
     )
     return command_line
 
@@ -206,6 +218,7 @@ def main() -> None:
     for flag in ("hold", "choose"):
         if getattr(options, flag) and not options.select:
             raise UserError(f"--{flag} needs --select valid or valid-first")
+    _check_mlflow(options)
     damaged: list[str] = []
     report = read_report(options, damaged)
     report.print()
@@ -216,8 +229,23 @@ def main() -> None:
         report.write(options.out, options.figures, options.draw)
     elif options.figures:
         report.write(Path("report"), options.figures, options.draw)
+    if options.mlflow:
+        from alma.report.trackers.sending import send  # loads what `alma advise` needs
+
+        print(*send(options.mlflow, report.runs, options.experiment, report.remarks), sep="\n")
     if damaged:
         sys.exit(1)
+
+
+def _check_mlflow(options: argparse.Namespace) -> None:
+    """Raise a UserError if options contradict --mlflow, or its package is missing."""
+    if options.experiment and not options.mlflow:
+        raise UserError("--experiment needs --mlflow URI")
+    if not options.mlflow:
+        return
+    if options.metric:
+        raise UserError("--mlflow logs the records as they are: leave out --metric")
+    require_extra("mlflow", "--mlflow")
 
 
 if __name__ == "__main__":
