@@ -14,10 +14,11 @@ READING = Reading("churn", "accuracy")
 
 def accuracy(i, j):
     """Of the model of month i on month j."""
-    return 0.9 - 0.01 * abs(j - i) ** 0.7 + (i * j % 5) / 3000
+    return 0.9 - 0.01 * abs(j - i) ** 0.7 + (i * j % 5) / 30000
 
 
-CELLS = [(i, j) for i in range(0, 12, 3) for j in range(12)]
+TESTED = range(0, 12, 2)
+CELLS = [(i, j) for i in range(0, 12, 3) for j in TESTED]
 
 
 def run(name, facts=None, started="2023-05-17", steps=None, **values):
@@ -39,7 +40,7 @@ def of_models(facts_of=lambda i: {"trained_until": MONTHS[i]}, started="2024-01-
     """Layout 2: a run for each model."""
     runs = []
     for i in range(0, 12, 3):
-        values = {f"accuracy/{MONTHS[j]}": accuracy(i, j) for j in range(12)}
+        values = {f"accuracy/{MONTHS[j]}": accuracy(i, j) for j in TESTED}
         start = f"{MONTHS[i]}-28" if started == "model" else started
         runs.append(TrackedRun(str(i), "", start, facts_of(i), values | {"accuracy": 0.5}))
     return runs
@@ -49,7 +50,7 @@ def of_steps():
     """Layout 2 with steps such as 202303."""
     runs = []
     for i in range(0, 12, 3):
-        steps = {int(MONTHS[j].replace("-", "")): accuracy(i, j) for j in range(12)}
+        steps = {int(MONTHS[j].replace("-", "")): accuracy(i, j) for j in TESTED}
         facts = {"trained_until": MONTHS[i].replace("-", "")}
         runs.append(TrackedRun(str(i), "", "2024-01-01", facts, {"accuracy": 0.5}, steps))
     return runs
@@ -102,7 +103,7 @@ def test_runs_that_do_not_count_are_counted():
         (of_models(), Reading("churn", "f"), "no finished run has it; choose from accuracy"),
         ([run("a")], READING, "churn: no finished run has a metric"),
         ([run("a", accuracy=0.5)], READING, "log a tag tested_on=2024-03 in a run for each period"),
-        ([*of_periods(), of_periods()[7]], READING, "on 2023-08: delete one in MLflow, or log a"),
+        ([*of_periods(), of_periods()[7]], READING, "on 2023-03: delete one in MLflow, or log a"),
         ([run("a", {"tested_on": "7"}, accuracy=0.5)], READING, "Log a tag trained_until"),
     ],
 )

@@ -91,6 +91,8 @@ INSTALLS = Parse(
 LIGHT = RunBy("tests/test_install.py", "python3 -m venv light")
 GPU = Parse("ten minutes of a GPU; tests/benchmarks/test_gpu.py runs the steps at tiny sizes")
 
+MLFLOW = Parse("MLflow is not in the extra `all`; tests/alma/test_mlflow.py types them if it is")
+
 AS_IT_STANDS = {"": ""}
 _ON_SLURM = (
     "alma train experiments/table2.yaml runs=gmoe_w1 --stream stream --seeds 0-2 "
@@ -117,6 +119,10 @@ WAYS: dict[str, dict[str, Way]] = {
     "CONTRIBUTING.md": {
         "make test": Parse("all tests, of which this is one"),
         "pytest tests/alma/test_stages.py": Parse("minutes of tests, and those of a GPU"),
+    },
+    "docs/trackers.md": {
+        "alma advise --mlflow": MLFLOW,
+        "alma report runs/digits --mlflow": MLFLOW,
     },
     "docs/advice.md": {
         "alma images --learner sm,ens": Run(),

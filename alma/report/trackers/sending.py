@@ -183,13 +183,16 @@ def _field(rows: dict[int, dict[str, Any]], name: str) -> dict[int, Any]:
 
 
 def _by_period(row: dict[str, Any]) -> dict[str, float]:
-    """The metric on the held-out part of each mega-batch, by a name such as error/2024-03."""
+    """The metric on the held-out part of each mega-batch, by a name such as error_on/2024-03.
+
+    Not error/2024-03: in a folder of MLflow, `error` is a file already.
+    """
     extra = row["extra"]
     periods = extra.get("matrix_periods", [])
     values = {}
     for i, value in enumerate(extra.get("matrix", [])):
         period = periods[i] if i < len(periods) and periods[i] else f"megabatch-{i + 1}"
-        values[f"{row['metric']}/{_as_name(period)}"] = value
+        values[f"{row['metric']}_on/{_as_name(period)}"] = value
     return values
 
 
