@@ -192,7 +192,7 @@ def test_the_core_imports_what_it_declares(packaging):
     allowed = brought_by(packaging.CORE) | sys.stdlib_module_names | set(PACKAGES)
     late = {("alma.tf32", "torch")}
     for name in "reading", "sending", "store":
-        late.add((f"alma.report.trackers.{name}", "mlflow"))
+        late.add((f"alma.report.advice.trackers.{name}", "mlflow"))
     for name in "engine.jobs", "engine.resources", "engine.submission", "lm.stage":
         late.add((f"slurm.{name}", "submitit"))
     beyond = set()

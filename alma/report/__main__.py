@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from alma.errors import Parser, UserError, command, require_extra
+from alma.errors import Parser, UserError, command
 from alma.files import make_directory
 from alma.help_texts import RUNS
 from alma.options import names_of
 from alma.records import Run
 from alma.report import compare, differences
+from alma.report.advice.trackers.flags import add_report_flags, check_report_flags
 from alma.report.files import write_report
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
@@ -113,17 +114,7 @@ def parser() -> Parser:
         help="print Tables 1 and 2 of the paper for language models; with --out write them as "
         "Markdown, too",
     )
-    add(
-        "--mlflow",
-        metavar="URI",
-        help="log the runs, the page and the advice into a store of MLflow, such as "
-        "http://localhost:5000, sqlite:///mlflow.db or mlruns; a repeat updates them",
-    )
-    add(
-        "--experiment",
-        metavar="NAME",
-        help="with --mlflow: the experiment, made if there is none (default: alma)",
-    )
+    add_report_flags(command_line)
     return command_line
 
 
@@ -218,7 +209,7 @@ def main() -> None:
     for flag in ("hold", "choose"):
         if getattr(options, flag) and not options.select:
             raise UserError(f"--{flag} needs --select valid or valid-first")
-    _check_mlflow(options)
+    check_report_flags(options)
     damaged: list[str] = []
     report = read_report(options, damaged)
     report.print()
@@ -230,22 +221,11 @@ def main() -> None:
     elif options.figures:
         report.write(Path("report"), options.figures, options.draw)
     if options.mlflow:
-        from alma.report.trackers.sending import send  # loads what `alma advise` needs
+        from alma.report.advice.trackers.sending import send  # loads what `alma advise` needs
 
         print(*send(options.mlflow, report.runs, options.experiment, report.remarks), sep="\n")
     if damaged:
         sys.exit(1)
-
-
-def _check_mlflow(options: argparse.Namespace) -> None:
-    """Raise a UserError if options contradict --mlflow, or its package is missing."""
-    if options.experiment and not options.mlflow:
-        raise UserError("--experiment needs --mlflow URI")
-    if not options.mlflow:
-        return
-    if options.metric:
-        raise UserError("--mlflow logs the records as they are: leave out --metric")
-    require_extra("mlflow", "--mlflow")
 
 
 if __name__ == "__main__":

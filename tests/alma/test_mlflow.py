@@ -10,7 +10,7 @@ import pytest
 
 from alma.report.__main__ import main as report_main
 from alma.report.advice.__main__ import main as advise_main
-from alma.report.trackers.store import connected
+from alma.report.advice.trackers.store import connected
 
 from .synthetic import ROOT, call_advise, drifting, error_of, image_run, report, run_here
 from .test_mlflow_layouts import CELLS, MONTHS, TESTED, accuracy
@@ -19,7 +19,7 @@ mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("sqlalchemy")
 
 STORES = ("sqlite", "folder")
-ANSWER = "Every quarter, 4 trainings a year"
+ANSWER = "Every month, 12 trainings a year"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,7 +108,7 @@ def test_the_advice_is_that_of_the_file(store, experiment, tmp_path):
         for line in ("1 run without accuracy", "1 run failed", "1 run deleted"):
             assert f"left out: {line}\n" in of_store.stdout
     if experiment == "log_nested":
-        assert "24 runs nested: what they lack is taken from" in of_store.stdout
+        assert "16 runs nested: what they lack is taken from" in of_store.stdout
 
 
 def state_of(store, name):
@@ -129,15 +129,15 @@ def test_reading_writes_nothing_and_the_flag_writes_one_run(store, tmp_path):
     after = state_of(store, "log_periods")
     (run_id,) = after.keys() - before.keys()
     tags = after[run_id]["data"]["tags"]
-    assert tags["alma.decision"] == "every quarter"
+    assert tags["alma.decision"] == "every month"
     assert tags["alma.answer"].startswith(ANSWER)
-    assert tags["alma.next_training"] == "2024-01"
+    assert tags["alma.next_training"] == "2023-11"
     client = connected(store, "--mlflow")
     names = {file.path for file in client.list_artifacts(run_id)}
     assert names == {"advice.json", "advice.md", "brief.html"}
     path = client.download_artifacts(run_id, "advice.json", str(tmp_path))
     with open(path) as file:
-        assert json.load(file)["groups"][0]["advice"] == "every quarter"
+        assert json.load(file)["groups"][0]["advice"] == "every month"
     assert {name: after[name] for name in before} == before
     again = advise(store, "log_periods")
     assert ANSWER in again.stdout

@@ -12,8 +12,8 @@ from alma.files import atomic_write, make_directory, write_json_atomic
 from alma.help_texts import RUNS
 from alma.report.advice.metric_of_column import NAMES, MetricOptions
 from alma.report.advice.terms import PRICE, bounds_of, price_of, worth_of
+from alma.report.advice.trackers.flags import add_flags, check_flags
 from alma.report.results import find_runs
-from alma.report.trackers.flags import add_flags, check_flags
 
 _MOST_CADENCES = 20
 _RAREST = 1000  # largest cadence, in periods between trainings
@@ -139,10 +139,10 @@ def main() -> None:
     from alma.report.advice.matrix import groups_of, read_groups
     from alma.report.advice.retraining_table import MatrixReport
     from alma.report.advice.shortage import NEEDS
+    from alma.report.advice.trackers.decisions import log_advice
+    from alma.report.advice.trackers.layouts import Reading
+    from alma.report.advice.trackers.reading import read_matrix
     from alma.report.tables import TitledTable
-    from alma.report.trackers.decisions import log_advice
-    from alma.report.trackers.layouts import Reading
-    from alma.report.trackers.reading import read_matrix
 
     report: Advice | MatrixReport
     price, money = options.price

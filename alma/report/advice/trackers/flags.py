@@ -1,8 +1,8 @@
-"""The flags of `alma advise --mlflow`, and what does not fit together."""
+"""The flags about MLflow of `alma advise` and `alma report`, and what does not fit together."""
 
 import argparse
 
-from alma.errors import UserError
+from alma.errors import UserError, require_extra
 
 _OF_MLFLOW = ("tracking_uri", "model_date_tag", "period_tag", "log_decision")
 
@@ -38,3 +38,24 @@ def check_flags(options: argparse.Namespace) -> None:
     for name in _OF_MLFLOW:
         if getattr(options, name):
             raise UserError(f"--{name.replace('_', '-')} needs --mlflow EXPERIMENT")
+
+
+def add_report_flags(command_line: argparse.ArgumentParser) -> None:
+    """Add the flags of `alma report` that write into MLflow."""
+    add = command_line.add_argument
+    mlflow = "log the runs, the page and the advice into a store of MLflow, such as "
+    mlflow += "http://localhost:5000, sqlite:///mlflow.db or mlruns; a repeat updates them"
+    add("--mlflow", metavar="URI", help=mlflow)
+    experiment = "with --mlflow: the experiment, made if there is none (default: alma)"
+    add("--experiment", metavar="NAME", help=experiment)
+
+
+def check_report_flags(options: argparse.Namespace) -> None:
+    """Raise a UserError if options contradict --mlflow, or its package is missing."""
+    if options.experiment and not options.mlflow:
+        raise UserError("--experiment needs --mlflow URI")
+    if not options.mlflow:
+        return
+    if options.metric:
+        raise UserError("--mlflow logs the records as they are: leave out --metric")
+    require_extra("mlflow", "--mlflow")

@@ -18,16 +18,16 @@ from alma.errors import UserError
 from alma.records import Run
 from alma.report.advice.advice import Advice, advise
 from alma.report.advice.candidates import one_section
-from alma.report.page import write_page
-from alma.report.raw import Raw
-from alma.report.trackers.decisions import log_files, run_with, set_tag, tags_of
-from alma.report.trackers.reading import KIND
-from alma.report.trackers.store import (
+from alma.report.advice.trackers.decisions import log_files, run_with, set_tag, tags_of
+from alma.report.advice.trackers.reading import KIND
+from alma.report.advice.trackers.store import (
     DEFAULT_EXPERIMENT,
     all_pages,
     connected,
     one_line_errors,
 )
+from alma.report.page import write_page
+from alma.report.raw import Raw
 
 RUN_ID = "alma.run_id"
 RECORD = "record"
@@ -37,7 +37,7 @@ _BATCH = 500  # points; MLflow takes 1,000 at once
 _PARAMS = 100  # params at once
 
 
-class Point(NamedTuple):
+class TrackedPoint(NamedTuple):
     """A value of a metric."""
 
     key: str
@@ -144,8 +144,8 @@ def _send_record(client: Any, experiment_id: str, run: Run, run_id: str, logged:
 
 
 def _lacking(
-    client: Any, mlflow_id: str, points: Sequence[Point], logged: dict[str, float]
-) -> list[Point]:
+    client: Any, mlflow_id: str, points: Sequence[TrackedPoint], logged: dict[str, float]
+) -> list[TrackedPoint]:
     """The points that a run of MLflow has not."""
     present = set()
     for key in logged:
@@ -154,7 +154,7 @@ def _lacking(
     return [point for point in points if (point.key, point.step, point.value) not in present]
 
 
-def points_of(run: Run) -> list[Point]:
+def points_of(run: Run) -> list[TrackedPoint]:
     """The metrics of a record by t: the loss, CER, FLOPs, Comp, Mem, and losses by period.
 
     The time of a point is that of the record's start, and the seconds of the rows since.
@@ -174,7 +174,7 @@ def points_of(run: Run) -> list[Point]:
         values |= _by_period(row)
         for key, value in values.items():
             if not math.isnan(value):
-                points.append(Point(key, float(value), milliseconds, t))
+                points.append(TrackedPoint(key, float(value), milliseconds, t))
     return points
 
 

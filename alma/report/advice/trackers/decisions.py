@@ -14,9 +14,14 @@ from alma.report.advice.questions import NO_EVIDENCE
 from alma.report.advice.retraining import Retraining
 from alma.report.advice.retraining_table import MatrixReport
 from alma.report.advice.retraining_words import advice_of, answer
-from alma.report.trackers.layouts import Reading
-from alma.report.trackers.reading import KIND
-from alma.report.trackers.store import all_pages, connected, experiment_named, one_line_errors
+from alma.report.advice.trackers.layouts import Reading
+from alma.report.advice.trackers.reading import KIND
+from alma.report.advice.trackers.store import (
+    all_pages,
+    connected,
+    experiment_named,
+    one_line_errors,
+)
 from alma.tables import number
 
 _LONGEST = 5000  # characters of a tag in MLflow

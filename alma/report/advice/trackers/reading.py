@@ -6,8 +6,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from alma.errors import UserError
-from alma.report.trackers.layouts import STEP, Reading, TrackedMatrix, TrackedRun, matrix_of
-from alma.report.trackers.store import all_pages, connected, experiment_named, one_line_errors
+from alma.report.advice.trackers.layouts import STEP, Reading, TrackedMatrix, TrackedRun, matrix_of
+from alma.report.advice.trackers.store import (
+    all_pages,
+    connected,
+    experiment_named,
+    one_line_errors,
+)
 
 KIND = "alma.kind"
 """Tag of runs that ALMA has written, which hold no values of deployed models."""
