@@ -190,16 +190,18 @@ def announcement(plan: Plan, vocabulary: int | None, machine: Machine) -> list[s
         tokens = sum(test.tokens for test in possible)
         parts = sum(len(test.megabatches) for test in possible)
         models = "1 model is" if len(possible) == 1 else f"{len(possible)} models are"
+        evaluations = "1 evaluation" if parts == 1 else f"{parts} evaluations"
+        processes = "1 process" if len(possible) == 1 else f"{len(possible)} processes"
         when = "" if plan.tests_only else "before any training, "
         text = f"{plan.out}: {when}{models} tested on what arrived"
-        text += f": {parts} evaluations, {tokens:,} tokens"
+        text += f": {evaluations}, {tokens:,} tokens"
         flops = [_flops(plan, test, vocabulary, machine) for test in possible]
         whole = total(flops)
         if whole is not None:
             text += f", {number(whole / 1e12)} TFLOPs"
         seconds = _seconds(plan, tokens)
         if seconds is not None:
-            text += f", about {seconds:,.0f} s and the start of {len(possible)} processes"
+            text += f", about {seconds:,.0f} s and the start of {processes}"
         lines.append(text)
     holes = [test for test in tests if test.lacking]
     lines += [f"{plan.out}: {test.hole}" for test in holes]
