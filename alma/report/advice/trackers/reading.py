@@ -31,20 +31,20 @@ def read_matrix(uri: str, reading: Reading) -> TrackedMatrix:
         places = [experiment.experiment_id]
         active = all_pages(client.search_runs, places)
         deleted = all_pages(client.search_runs, places, run_view_type=_deleted())
-        own = [run for run in active if KIND in run.data.tags]
+        by_alma = [run for run in active if KIND in run.data.tags]
         finished = []
         for run in active:
-            if run.info.status == "FINISHED" and run not in own:
+            if run.info.status == "FINISHED" and run not in by_alma:
                 finished.append(run)
         if not finished:
             raise UserError(f"{reading.experiment}: the experiment has no finished run to read")
         by_id = {run.info.run_id: run for run in active}
         runs = [_tracked(client, run, by_id, reading) for run in finished]
     matrix = matrix_of(runs, reading)
-    others = [run for run in active if run.info.status != "FINISHED" and run not in own]
-    counts = Counter(run.info.status.lower() for run in others)
+    unfinished = [run for run in active if run.info.status != "FINISHED" and run not in by_alma]
+    counts = Counter(run.info.status.lower() for run in unfinished)
     counts["deleted"] = len(deleted)
-    counts["written by ALMA"] = len(own)
+    counts["written by ALMA"] = len(by_alma)
     for reason, number in counts.items():
         if number:
             matrix.remarks.append(f"left out: {_runs(number)} {reason}")
