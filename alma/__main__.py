@@ -45,6 +45,9 @@ TOOLS = {
     "advise": Tool(
         "results", "alma.report.advice.__main__", "wait, train, grow, average? advice from runs"
     ),
+    "matrix": Tool(
+        "results", "slurm.matrix.__main__", "test models that exist on every period, for `advise`"
+    ),
     "due": Tool("results", "alma.decisions.due", "is a training due now? for cron and CI"),
     "gate": Tool(
         "results", "alma.decisions.gate", "may the newest model replace the deployed one?"

@@ -1,6 +1,7 @@
 """The card of an exported language model, README.md: its data, its cost, its losses by period."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from alma.records import Run
 from alma.tables import number
 
 CARD = "README.md"
+_SEEN_BEFORE = "newest text that this model had seen before"
+_SPAN = re.compile(r"^\| data \| mega-batches \d+ to \d+ of \d+, \S+ to (\S+), of ", re.MULTILINE)
+_CUTOFF = re.compile(rf"^\| {_SEEN_BEFORE} \| (\S+) \|$", re.MULTILINE)
 _FRONT = """\
 ---
 library_name: transformers
@@ -49,6 +53,15 @@ def card_of(place: Path, t: int | None = None) -> str:
     return _FRONT + "\n".join(lines)
 
 
+def trained_until(card: str) -> list[str]:
+    """The dates in the text of a card until which its model has seen data; none: no such card.
+
+    They are the last period of its training, and the cutoff of the model from which it started.
+    """
+    dates = [*_SPAN.findall(card), *_CUTOFF.findall(card)]
+    return [date.rpartition("..")[2] for date in dates]
+
+
 def _of_data(run: Run, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Facts on the data of all trainings up to the model."""
     config = run.config
@@ -61,7 +74,7 @@ def _of_data(run: Run, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str
     if config.get("init"):
         facts.insert(0, ("trained from", f"`{config['init']}`, SHA-256 {config['init_sha256']}"))
     if config.get("cutoff"):
-        facts.append(("newest text that this model had seen before", config["cutoff"]))
+        facts.append((_SEEN_BEFORE, config["cutoff"]))
     return facts
 
 

@@ -27,6 +27,14 @@ class TokenIds:
             self._of_fairseq = np.memmap(tokens, dtype, "r")
         self._end_token = end_token
 
+    @classmethod
+    def in_memory(cls, ids: "np.ndarray") -> "TokenIds":
+        """Ids of a model, (tokens,), that are in no file."""
+        token_ids = cls.__new__(cls)
+        token_ids._of_fairseq = ids
+        token_ids._end_token = None
+        return token_ids
+
     def __len__(self) -> int:
         return len(self._of_fairseq)
 

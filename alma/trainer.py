@@ -17,8 +17,8 @@ import msgspec
 
 from alma.errors import UserError, fail
 from alma.evaluations import read_item_losses, write_item_losses
-from alma.files import write_json_atomic
-from alma.schema import AMOUNT, COUNT, LARGEST, NATURAL, TEXT, parse_json, require
+from alma.files import make_directory, write_json_atomic
+from alma.schema import AMOUNT, COUNT, LARGEST, NATURAL, NUMBER, TEXT, parse_json, require
 from alma.stream import EOS, INSIDE, document_losses
 from alma.token_ids import TokenIds
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 STAGE = "stage.json"
 TRAINED = "trained.json"
+PARTS = "parts"  # folder beside them: results of single parts, until trained.json has all
+LOSS = "loss"
 _TOLERANCE = 1e-4  # between the sum over documents and the loss of a part, which may be in fp32
 _LOSS = Annotated[float, msgspec.Meta(ge=0, le=math.log(LARGEST))]
 
@@ -104,6 +106,21 @@ class Answer:
     peak_memory_bytes: NATURAL = 0
 
 
+@dataclass(frozen=True)
+class MetricAnswer(Answer):
+    """An answer whose `losses` are values of another metric, of any sign."""
+
+    losses: dict[TEXT, tuple[NUMBER, COUNT]] = field(default_factory=dict)
+
+
+class PartResult(msgspec.Struct):
+    """What `StageTask.save_part` writes."""
+
+    files: tuple[TEXT, ...]  # of the part: another one may have the same name
+    value: NUMBER
+    count: COUNT  # of tokens, or of what the value is a mean of
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageTask:
     """The contents of stage.json, ALMA's request to COMMAND: one training or one evaluation."""
@@ -128,6 +145,9 @@ class StageTask:
     members: tuple[TEXT, ...] = ()
     seeds: tuple[NATURAL, ...]
     budget: dict[Literal["updates", "tokens", "seconds"], COUNT] = field(default_factory=dict)
+    metric: TEXT = LOSS
+    """Of the values in `losses` of the answer; `alma matrix --metric` names another than the loss
+    in nats."""
 
     @property
     def end_token(self) -> int:
@@ -151,6 +171,18 @@ class StageTask:
             "ppl": round(math.exp(min(loss, 99)), 2),
         }
         print(f"alma | train_inner | {json.dumps(stats)}", flush=True)
+
+    def save_part(self, name: str, value: float, count: int) -> None:
+        """Write the result of a part at once, so that an evaluation that is killed keeps it.
+
+        value: the mean loss in nats per token, or of the task's metric. count: of the tokens.
+        `finish` still takes all parts.
+        """
+        (part,) = (part for part in self.evaluate if part.name == name)
+        folder = Path(self.out, PARTS)
+        make_directory(folder)
+        record = {"files": part.files, "value": float(value), "count": int(count)}
+        write_json_atomic(folder / f"{name}.json", record)
 
     def finish(
         self,
@@ -192,7 +224,8 @@ class StageTask:
         """The answer in `record`. UserError: a field is wrong, or does not answer this task."""
         try:
             require(record, {}, ["parameters"])
-            answer = msgspec.convert(record, Answer)
+            kind = Answer if self.metric == LOSS else MetricAnswer
+            answer = msgspec.convert(record, kind)
             unknown = sorted(record.keys() - {declared.name for declared in fields(Answer)})
             if unknown:
                 raise ValueError(f"unknown fields {', '.join(unknown)}")

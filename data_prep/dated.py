@@ -128,29 +128,41 @@ def read_dates(space: Workspace, dates: Dates, shards: int) -> PeriodCounts:
     UserError: documents without a usable date, or no document in a period.
     """
     words: Counter[str] = Counter()
-    left_out: Counter[str] = Counter()
-    first_examples: dict[str, str] = {}
+    left_out: Counter[LeftOut] = Counter()
+    first_examples: dict[LeftOut, str] = {}
     for number in range(shards):
         record = read_json(space.file("dates", number, "json"))
         words.update(record["words"])
-        for why, (count, example) in record["left_out"].items():
+        for name, (count, example) in record["left_out"].items():
+            why = LeftOut(name)
             left_out[why] += count
             first_examples.setdefault(why, example)
-    if dates.undated == "error":
-        unusable = [
-            f"{left_out[why]:,} documents {meaning} (first: {first_examples[why]})"
-            for why, meaning in _UNUSABLE.items()
-            if left_out[why]
-        ]
-        if unusable:
-            remedy = "give --date-format (seconds, %Y%m%d, ...), fix them, name another field, or "
-            remedy += "--undated skip"
-            flags = f"--by {dates.by}, --date-key {dates.key}"
-            raise UserError(f"{flags}: {'; '.join(unusable)}; {remedy}")
+    check_usable(dates, left_out, first_examples)
     if not words:
         listed = ", ".join(f"{count:,} {why}" for why, count in left_out.items())
         raise UserError(f"no document is in a period of the stream: left out {listed or 'none'}")
     return PeriodCounts(words, {why: left_out[why] for why in LeftOut if left_out[why]})
+
+
+def check_usable(
+    dates: Dates, left_out: Mapping[LeftOut, int], first_examples: Mapping[LeftOut, str]
+) -> None:
+    """UserError: documents without a usable date were left out, and that is no choice of the user.
+
+    left_out: the number of documents by reason. first_examples: where the first of them is.
+    """
+    if dates.undated != "error":
+        return
+    unusable = [
+        f"{left_out[why]:,} documents {meaning} (first: {first_examples[why]})"
+        for why, meaning in _UNUSABLE.items()
+        if left_out.get(why)
+    ]
+    if unusable:
+        remedy = "give --date-format (seconds, %Y%m%d, ...), fix them, name another field, or "
+        remedy += "--undated skip"
+        flags = f"--by {dates.by}, --date-key {dates.key}"
+        raise UserError(f"{flags}: {'; '.join(unusable)}; {remedy}")
 
 
 def merged(sizes: Mapping[int, int], needed: int) -> list[list[int]]:

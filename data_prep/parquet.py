@@ -47,7 +47,7 @@ def _rows(file: Any, number: int, data: Input, keys: Keys) -> Iterator[Document 
     group = file.metadata.row_group(number)
     size = 0
     for column in map(group.column, range(group.num_columns)):
-        if column.path_in_schema.split(".")[0] == keys.text:
+        if not keys.text or column.path_in_schema.split(".")[0] == keys.text:
             size += column.total_uncompressed_size
     count = min(max(compressed.BLOCK * group.num_rows // max(size, 1), 1), 4096)
     names = columns.names_of(file.schema_arrow, keys)

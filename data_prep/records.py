@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import orjson
+
 from data_prep.chat import BadChat, Chat
 from data_prep.compressed import Document, Input, Skipped
 
@@ -11,7 +13,7 @@ from data_prep.compressed import Document, Input, Skipped
 class Keys(NamedTuple):
     """Names of the fields with text and date; a key a.b that is no field means b in object a."""
 
-    text: str
+    text: str  # empty: the document of a record is the whole record, as JSON
     date: str = ""  # empty: dates are not read
     chat: Chat | None = None  # writes the text of a document with chat turns; None: it is text
 
@@ -29,6 +31,8 @@ class Format:
 
 def field(record: Any, key: str) -> Any:
     """The value of a field of a record, see `Keys`; None if it is missing."""
+    if not key:
+        return record
     if not isinstance(record, dict):
         return None
     if key in record or "." not in key:
@@ -38,7 +42,11 @@ def field(record: Any, key: str) -> Any:
 
 
 def document_of(value: Any, date: Any, offset: int, keys: Keys, data: Input) -> Document | Skipped:
-    """The document whose text, or chat turns, are `value`."""
+    """The document whose text, chat turns or whole record are `value`."""
+    if not keys.text:
+        if isinstance(value, dict):
+            return Document(orjson.dumps(value, default=str).decode(), date, offset)
+        return data.bad(offset, "no JSON object")
     if keys.chat is None:
         if isinstance(value, str):
             return Document(value, date, offset)

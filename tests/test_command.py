@@ -94,6 +94,7 @@ def test_help_and_what_parsing_refuses_come_before_heavy_imports(tmp_path):
     required = {"corpus": "git r --out s", "data": "c --out s", "inspect": "s", "train": "s"}
     required |= {"export": "c --out d", "predict": "r i --out f"}
     required |= dict.fromkeys(("status", "cancel", "report", "advise", "due", "gate"), "r")
+    required |= {"matrix": "m --data d --by month"}
     required |= dict.fromkeys(("tsne", "reproduce", "test"), "r")
     refused = [f"alma {name} {required.get(name, '')} --nonsense" for name in alma.TOOLS]
     outcomes = calls(*(f"{line} --help" for line in helps), *refused, stubs=tmp_path)

@@ -13,6 +13,7 @@ import pytest
 
 import alma
 from alma.errors import EXTRAS
+from tests.alma.matrix_data import EVAL, records, write_records
 from tests.alma.monthly import Monthly
 from tests.alma.synthetic import image_run
 from tests.test_layout import PACKAGES, imports, module_of, sources
@@ -60,6 +61,9 @@ LACKING = {
     "images --out r": "alma images needs torch; pip install 'alma-macroscale[images]'",
     "images --out r --cluster slurm --dry-run": (
         "--cluster slurm needs submitit; pip install 'alma-macroscale[cluster]'"
+    ),
+    "matrix m-2024-01 m-2024-02 --data dated.jsonl --by month": (
+        "a folder of Hugging Face needs transformers; pip install 'alma-macroscale[transformers]'"
     ),
     "test digits": "a test of images needs torch; pip install 'alma-macroscale[images]'",
     "export digits --out e": "alma export needs torch; pip install 'alma-macroscale[images]'",
@@ -152,12 +156,24 @@ def place(tmp_path_factory):
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text('{"model_type": "llama"}')
     (folder / "stream").mkdir()
+    write_records(folder / "dated.jsonl", records())
+    (folder / "eval.py").write_text(EVAL)
+    for month in ("01", "02"):
+        model = folder / f"m-2024-{month}"
+        model.mkdir()
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            (model / name).write_text("{}")
     return folder
 
 
 @pytest.mark.parametrize("is_blocked", [False, True])
 def test_commands_that_only_read_need_the_core_alone(packaging, place, is_blocked):
+    program = place / "program"  # a command of one word
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {place}/eval.py "$@"\n')
+    program.chmod(0o755)
+    matrix = f"matrix a-2024-01 a-2024-02 --data dated.jsonl --by month --command {program}"
     lines = {
+        f"{matrix} --metric MAPE": 0,
         "advise --matrix losses.csv --brief brief.html --out advice": 0,
         "advise text": 0,
         "report text --html report.html --out report": 0,

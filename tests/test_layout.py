@@ -32,6 +32,10 @@ ARROWS = {
         "slurm.engine",
     ),
     "slurm.lm": ("alma", "slurm.engine", "slurm.lm"),
+    "slurm.matrix": (
+        *("alma", "alma.report", "data_prep", "slurm.engine", "slurm.lm"),
+        "slurm.matrix",
+    ),
     "slurm.vision": ("alma", "slurm.engine", "slurm.vision"),
     "transformers_alma": ("alma", "transformers_alma"),
     "vision": ("alma", "alma.report", "vision"),

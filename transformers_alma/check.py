@@ -112,7 +112,12 @@ def first_token(folder: str, stream: Path) -> int | None:
         place = stream
     with models.reading(place):
         tokenizer = kind.from_pretrained(place, trust_remote_code=False, local_files_only=True)
-        ids = tokenizer("").input_ids
+        return begin_token(tokenizer)
+
+
+def begin_token(tokenizer: Any) -> int | None:
+    """The id with which a tokenizer begins every text; None: none."""
+    ids = tokenizer("").input_ids
     begins = bool(ids) and ids[0] == tokenizer.bos_token_id
     return ids[0] if begins else None
 

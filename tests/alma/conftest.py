@@ -1,7 +1,8 @@
-"""Image runs for all figures."""
+"""Image runs for all figures; a folder and the command of `alma matrix`."""
 
 import pytest
 
+from .matrix_data import matrix, matrix_place  # noqa: F401
 from .synthetic import image_run
 
 

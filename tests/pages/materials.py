@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.alma.matrix_data import WORDS, records, write_records
 from tests.byte_level import byte_level
 from tests.vision.test_weeks import picture
 
@@ -245,6 +246,18 @@ def matrices(folder: Path, _: pytest.FixtureRequest) -> None:
                 value = 0.8 + 0.005 * model - 0.02 * max(0, month - model)
                 lines.append(f"2024-{model:02d},2024-{month:02d},{value:.4f}")
         (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+
+
+def models_by_month(folder: Path, _: pytest.FixtureRequest) -> None:
+    """`models/news-2024-01` to `-04`, tiny ones of Hugging Face, and `news.jsonl`, four months."""
+    pytest.importorskip("transformers")
+    from tests.transformers_alma.tiny import TOKENS, make_model, make_tokenizer
+
+    write_records(folder / "news.jsonl", records())
+    for month in range(1, 5):
+        place = folder / "models" / f"news-2024-{month:02}"
+        make_model(place, vocab_size=TOKENS)
+        make_tokenizer(place, " ".join(WORDS))
 
 
 def mnist(folder: Path, _: pytest.FixtureRequest) -> None:

@@ -219,6 +219,16 @@ WAYS: dict[str, dict[str, Way]] = {
         "alma train experiments/tune.yaml": Run(stand_in=True),
         "alma report runs/table2": Run(),
     },
+    "docs/matrix.md": {
+        "alma matrix models": Run(
+            (materials.models_by_month,),
+            adds={r"matrix .*--dry-run": "", r"matrix ": "--device cpu"},
+            prints=("its name", "How often to retrain?"),
+        ),
+        "import json\nimport sys": Run(saves="eval.py"),
+        "import json\n\nwith": Run(),
+        "alma matrix sales": Run(prints=("MAPE", "How often to retrain?")),
+    },
     "docs/month.md": {
         "sh examples/monthly/run.sh images": Run(),
         "git clone": Run((materials.history_of_git,)),

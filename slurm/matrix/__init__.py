@@ -1,0 +1,1 @@
+"""Test models that exist on every period of dated data: `alma matrix`."""
