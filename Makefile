@@ -80,7 +80,7 @@ clean: ## remove what make has made
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 pin: $(READY) ## requirements.txt from setup.py; keeps the pins that still fit, delete lines to renew them
-	$(BIN)/uv pip compile setup.py --all-extras --universal --python-version 3.11 --fork-strategy fewest \
+	$(BIN)/uv pip compile setup.py --extra all --extra dev --extra docs --extra build --universal --python-version 3.11 --fork-strategy fewest \
 		--python $(BIN)/python --no-build-isolation --quiet \
 		--no-annotate --generate-hashes --custom-compile-command "make pin" --output-file requirements.txt
 

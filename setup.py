@@ -39,6 +39,11 @@ EXTRAS = {
     "onnx": ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20"],
 }
 """What commands need beyond the core. `alma.errors.EXTRAS` names some of them to the user."""
+TRACKERS = {
+    # `--mlflow`; SQLAlchemy and Alembic open its SQLite files.
+    "mlflow": ["mlflow-skinny>=3", "sqlalchemy>=2", "alembic>=1.13"],
+}
+"""Clients of trackers, 70 MB that two flags need: not in the extra `all`."""
 
 
 class BuildWithPth(build_py):
@@ -86,6 +91,7 @@ if __name__ == "__main__":
         install_requires=CORE,
         extras_require={
             **EXTRAS,
+            **TRACKERS,
             "all": sorted(set().union(*EXTRAS.values())),
             "dev": [
                 *(

@@ -31,6 +31,7 @@ EXTRAS = {
     "images": ("torch", "torchvision", "PIL", "sklearn", "safetensors"),
     "cluster": ("submitit",),
     "transformers": ("transformers", "accelerate", "torch", "safetensors"),
+    "mlflow": ("mlflow",),
 }
 """Optional dependencies of ALMA, and what its modules import of them without asking first."""
 

@@ -54,6 +54,10 @@ LACKING = {
     "train stream --learner sm --out r --cluster slurm": (
         "--cluster slurm needs submitit; pip install 'alma-macroscale[cluster]'"
     ),
+    "report text --mlflow mlruns": "--mlflow needs mlflow; pip install 'alma-macroscale[mlflow]'",
+    "advise --mlflow churn --metric accuracy --tracking-uri mlruns": (
+        "--mlflow needs mlflow; pip install 'alma-macroscale[mlflow]'"
+    ),
     "images --out r": "alma images needs torch; pip install 'alma-macroscale[images]'",
     "images --out r --cluster slurm --dry-run": (
         "--cluster slurm needs submitit; pip install 'alma-macroscale[cluster]'"
@@ -203,6 +207,8 @@ def test_the_core_imports_what_it_declares(packaging):
     """Late imports count, too, but for those of jobs on a cluster and of a process with torch."""
     allowed = brought_by(packaging.CORE) | sys.stdlib_module_names | set(PACKAGES)
     late = {("alma.tf32", "torch")}
+    for name in "reading", "sending", "store":
+        late.add((f"alma.report.advice.trackers.{name}", "mlflow"))
     for name in "engine.jobs", "engine.resources", "engine.submission", "lm.stage":
         late.add((f"slurm.{name}", "submitit"))
     beyond = set()
@@ -214,8 +220,11 @@ def test_the_core_imports_what_it_declares(packaging):
 
 def test_an_extra_brings_what_it_is_named_for(packaging):
     """alma.errors.EXTRAS beside setup.py; `all` has each of them."""
+    requirements_by_extra = packaging.EXTRAS | packaging.TRACKERS
     for extra, names in EXTRAS.items():
-        requirements = packaging.EXTRAS[extra]
+        requirements = requirements_by_extra[extra]
+        if extra in packaging.TRACKERS and importlib.util.find_spec(extra) is None:
+            continue  # not in the extra `all`, which the tests install
         assert set(names) <= brought_by(requirements), extra
         assert not set(names) <= brought_by(packaging.CORE), extra
     everything = set().union(*packaging.EXTRAS.values())
@@ -223,12 +232,12 @@ def test_an_extra_brings_what_it_is_named_for(packaging):
     for path in ROOT.rglob("*.py"):
         if path.relative_to(ROOT).parts[0] in packaging.PACKAGES:
             named |= set(re.findall(r"alma-macroscale\[(\w+)\]", path.read_text("utf-8")))
-    assert named <= {*packaging.EXTRAS, "all"}
+    assert named <= {*requirements_by_extra, "all"}
     foreign = set()
     for path in sources(*packaging.PACKAGES):
         foreign |= {name.partition(".")[0] for name in imports(path)}
     foreign -= sys.stdlib_module_names | set(PACKAGES) | {"fairseq_alma_hook"}
-    assert foreign <= brought_by(everything | set(packaging.CORE)) | {"triton"}
+    assert foreign <= brought_by(everything | set(packaging.CORE)) | {"mlflow", "triton"}
 
 
 def test_the_version_is_in_one_place(packaging):

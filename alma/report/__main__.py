@@ -13,6 +13,7 @@ from alma.help_texts import RUNS
 from alma.options import names_of
 from alma.records import Run
 from alma.report import compare, differences
+from alma.report.advice.trackers.flags import add_report_flags, check_report_flags
 from alma.report.files import write_report
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
@@ -38,6 +39,7 @@ examples:
   alma report runs --baseline "sm w=1"
   alma report runs/table2 --table lm
   alma report runs --metric bits-per-byte
+  alma report runs --mlflow http://localhost:5000 --experiment digits
 """
 
 
@@ -112,6 +114,7 @@ def parser() -> Parser:
         help="print Tables 1 and 2 of the paper for language models; with --out write them as "
         "Markdown, too",
     )
+    add_report_flags(command_line)
     return command_line
 
 
@@ -206,6 +209,7 @@ def main() -> None:
     for flag in ("hold", "choose"):
         if getattr(options, flag) and not options.select:
             raise UserError(f"--{flag} needs --select valid or valid-first")
+    check_report_flags(options)
     damaged: list[str] = []
     report = read_report(options, damaged)
     report.print()
@@ -216,6 +220,10 @@ def main() -> None:
         report.write(options.out, options.figures, options.draw)
     elif options.figures:
         report.write(Path("report"), options.figures, options.draw)
+    if options.mlflow:
+        from alma.report.advice.trackers.sending import send  # loads what `alma advise` needs
+
+        print(*send(options.mlflow, report.runs, options.experiment, report.remarks), sep="\n")
     if damaged:
         sys.exit(1)
 

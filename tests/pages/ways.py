@@ -91,6 +91,9 @@ INSTALLS = Parse(
 LIGHT = RunBy("tests/test_install.py", "python3 -m venv light")
 GPU = Parse("ten minutes of a GPU; tests/benchmarks/test_gpu.py runs the steps at tiny sizes")
 
+MLFLOW = RunBy("tests/alma/test_mlflow.py", "docs/trackers.md")
+"""Where MLflow is installed: it is not in the extra `all`."""
+
 AS_IT_STANDS = {"": ""}
 _ON_SLURM = (
     "alma train experiments/table2.yaml runs=gmoe_w1 --stream stream --seeds 0-2 "
@@ -117,6 +120,10 @@ WAYS: dict[str, dict[str, Way]] = {
     "CONTRIBUTING.md": {
         "make test": Parse("all tests, of which this is one"),
         "pytest tests/alma/test_stages.py": Parse("minutes of tests, and those of a GPU"),
+    },
+    "docs/trackers.md": {
+        "alma advise --mlflow": MLFLOW,
+        "alma report runs/digits --mlflow": MLFLOW,
     },
     "docs/advice.md": {
         "alma images --learner sm,ens": Run(),

@@ -12,6 +12,7 @@ from alma.files import atomic_write, make_directory, write_json_atomic
 from alma.help_texts import RUNS
 from alma.report.advice.metric_of_column import NAMES, MetricOptions
 from alma.report.advice.terms import PRICE, bounds_of, price_of, worth_of
+from alma.report.advice.trackers.flags import add_flags, check_flags
 from alma.report.results import find_runs
 
 _MOST_CADENCES = 20
@@ -27,6 +28,7 @@ examples:
   alma advise --matrix accuracy.csv --worth 0.5%
   alma advise --matrix scores.csv --metric score --higher-is-better --bounds 0,1
   alma advise --matrix losses.csv --groups '1b/*' --every 1,3,12 --price 0.05
+  alma advise --mlflow churn --metric accuracy --tracking-uri http://localhost:5000
 """
 
 
@@ -46,6 +48,7 @@ def parser() -> Parser:
     matrix += "tested_on, a metric such as loss (nats a token) or accuracy and, if there are "
     matrix += "several, model, domain and seed; repeatable"
     add("--matrix", type=Path, action="append", metavar="FILE", help=matrix)
+    add_flags(command_line)
     metric = "with --matrix: the column with the values, or what the only such column has: "
     metric += f"{NAMES} (default: by the name of the column)"
     add("--metric", default="", metavar="NAME", help=metric)
@@ -104,21 +107,23 @@ def _check(options: argparse.Namespace) -> None:
     brief = options.brief
     if brief and brief.name and brief.suffix not in (".md", ".html"):
         raise UserError(f"--brief {brief}: give a .md or .html file, or --brief after the runs")
-    if bool(options.runs) == bool(options.matrix):
+    check_flags(options)
+    reads_values = bool(options.matrix or options.mlflow)
+    if bool(options.runs) == reads_values:
         both = ", not both" if options.runs else ""
         raise UserError(f"give run directories, or --matrix FILE with losses from elsewhere{both}")
     out = options.out
     if out and out.exists() and not out.is_dir():
         raise UserError(f"{out} is not a folder and cannot become one: choose another --out")
-    if options.groups and not options.matrix:
+    if options.groups and not reads_values:
         raise UserError("--groups chooses among the losses of --matrix")
     of_metric = options.metric or options.bounds or options.higher_is_better is not None
-    if of_metric and not options.matrix:
+    if of_metric and not reads_values:
         raise UserError(
             "--metric, --bounds, --higher-is-better and --lower-is-better tell what the values of "
             "--matrix are: leave them out with runs"
         )
-    if options.matrix and (options.now is not None or options.budget is not None):
+    if reads_values and (options.now is not None or options.budget is not None):
         raise UserError("--from and --budget need runs: leave them out with --matrix")
 
 
@@ -131,18 +136,28 @@ def main() -> None:
     from alma.report.advice.advice import Advice, advise
     from alma.report.advice.brief import write_brief
     from alma.report.advice.candidates import one_section
-    from alma.report.advice.matrix import read_groups
+    from alma.report.advice.matrix import groups_of, read_groups
     from alma.report.advice.retraining_table import MatrixReport
     from alma.report.advice.shortage import NEEDS
+    from alma.report.advice.trackers.decisions import log_advice
+    from alma.report.advice.trackers.layouts import Reading
+    from alma.report.advice.trackers.reading import read_matrix
     from alma.report.tables import TitledTable
 
     report: Advice | MatrixReport
     price, money = options.price
     damaged: list[str] = []
     terms = {"every": options.every, "worth": options.worth, "price": price, "money": money}
-    if options.matrix:
+    reading = Reading(options.mlflow, options.metric, options.model_date_tag, options.period_tag)
+    remarks: list[str] = []
+    if options.matrix or options.mlflow:
         of_metric = MetricOptions(options.metric, options.higher_is_better, options.bounds)
-        groups = read_groups(options.matrix, options.groups or (), of_metric)
+        if options.mlflow:
+            matrix = read_matrix(options.tracking_uri, reading)
+            groups = groups_of([matrix.table], options.groups or (), of_metric)
+            remarks = matrix.remarks
+        else:
+            groups = read_groups(options.matrix, options.groups or (), of_metric)
         report = MatrixReport(groups, **terms)
     else:
         section = one_section(find_runs(options.runs, damaged), options.now)
@@ -154,6 +169,10 @@ def main() -> None:
         print(write_brief(report, options.brief if options.brief.name else None))
     else:
         print("\n\n".join(part.as_text() for part in report.parts))
+    if remarks:
+        print("", *remarks, sep="\n")
+    if options.log_decision and isinstance(report, MatrixReport):
+        print(log_advice(options.tracking_uri, reading, report))
     if options.out:
         make_directory(options.out)
         with atomic_write(options.out / "advice.md") as file:

@@ -34,6 +34,16 @@ _FAR_POINTS = 50.0  # percentage points by which a typo is off, at least
 _DAYS = {"week": 7.0, "month": 365.25 / 12, "quarter": 365.25 / 4, "year": 365.25}
 
 
+class ValueTable(NamedTuple):
+    """A table of values, one in each row."""
+
+    name: object
+    """Its file, or where else it comes from, for errors."""
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, dict[str, str]]]
+    """For each row its place, such as "losses.csv, line 2", and its cells by column."""
+
+
 class LossGroup(NamedTuple):
     """The losses of one model and domain."""
 
@@ -83,14 +93,24 @@ def read_groups(
     open; labels of time are of several kinds; a pattern fits no name; a group has fewer than two
     models or periods.
     """
+    tables = [ValueTable(path, _columns(path), list(_rows(path))) for path in paths]
+    return groups_of(tables, patterns, options)
+
+
+def groups_of(
+    tables: Sequence[ValueTable],
+    patterns: Sequence[str] = (),
+    options: MetricOptions | None = None,
+) -> list[LossGroup]:
+    """The losses of each model and domain in the tables, as `read_groups`, which reads files."""
     options = options or MetricOptions()
     kinds: dict[str, str] = {}
     lines = []
     columns = []
-    for path in paths:
-        column = column_of(path, _columns(path), options)
+    for table in tables:
+        column = column_of(table.name, table.columns, options)
         columns.append(column)
-        for place, row in _rows(path):
+        for place, row in table.rows:
             lines.append(_line(place, row, column, kinds))
     if len(set(columns)) > 1:
         names = ", ".join(dict.fromkeys(columns))

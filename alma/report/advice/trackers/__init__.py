@@ -1,0 +1,1 @@
+"""Trackers of experiments: values from their runs, records and decisions into them."""
