@@ -10,7 +10,7 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.files import atomic_write
-from benchmarks.retraining.history import WARM, Stream, cost
+from benchmarks.retraining.history import WARM, RetrainingStream, cost
 from benchmarks.retraining.rules import RULES, every
 
 RATIOS = (0.05, 0.2, 1.0)
@@ -20,7 +20,7 @@ HORIZON = 24
 _COLUMNS = ("stream", "rule", "ratio", "start", "cost", "best", "cadence")
 
 
-class Cost(NamedTuple):
+class RuleCost(NamedTuple):
     """The total cost of a rule."""
 
     stream: str
@@ -46,7 +46,7 @@ def horizon_of(periods: int) -> int:
     return HORIZON if periods >= WARM + 2 * HORIZON else HORIZON // 2
 
 
-def start_points(stream: Stream, most: int, sealed: bool) -> list[int]:
+def start_points(stream: RetrainingStream, most: int, sealed: bool) -> list[int]:
     """Ends of warm-ups, at most so many, evenly spread; costs of two of them share no period.
 
     sealed  only those whose costs are of the sealed end; else only those that see nothing of it
@@ -65,7 +65,7 @@ def start_points(stream: Stream, most: int, sealed: bool) -> list[int]:
     return [starts[index] for index in chosen]
 
 
-def costs_of(stream: Stream, most_starts: int, sealed: bool = False) -> list[Cost]:
+def costs_of(stream: RetrainingStream, most_starts: int, sealed: bool = False) -> list[RuleCost]:
     """The costs of all rules."""
     horizon = horizon_of(len(stream.losses) - stream.sealed)
     if sealed:
@@ -83,11 +83,11 @@ def costs_of(stream: Stream, most_starts: int, sealed: bool = False) -> list[Cos
             for name, rule in RULES.items():
                 total = cost(stream, rule, start, end, price)
                 best = min(fixed)
-                rows.append(Cost(stream.name, name, ratio, start, total, best, cadence))
+                rows.append(RuleCost(stream.name, name, ratio, start, total, best, cadence))
     return rows
 
 
-def write_costs(path: Path, rows: list[Cost]) -> None:
+def write_costs(path: Path, rows: list[RuleCost]) -> None:
     """Write a line for each cost."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -97,7 +97,7 @@ def write_costs(path: Path, rows: list[Cost]) -> None:
         file.write(text.getvalue())
 
 
-def read_costs(path: Path) -> list[Cost]:
+def read_costs(path: Path) -> list[RuleCost]:
     """The lines of `write_costs`. UserError: the file has other columns or rules."""
     table = csv.DictReader(path.read_text().splitlines())
     rows = []
@@ -109,7 +109,7 @@ def read_costs(path: Path) -> list[Cost]:
         total = float(row["cost"])
         best = float(row["best"])
         cadence = int(row["cadence"])
-        rows.append(Cost(row["stream"], row["rule"], ratio, start, total, best, cadence))
+        rows.append(RuleCost(row["stream"], row["rule"], ratio, start, total, best, cadence))
     if {row.rule for row in rows} != set(RULES):
         raise UserError(f"{path}: costs of other rules: delete it, or give another --out")
     return rows

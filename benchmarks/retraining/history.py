@@ -19,7 +19,7 @@ class UnknownLossError(Exception):
 
 
 @dataclass(frozen=True)
-class Stream:
+class RetrainingStream:
     """A stream with a model for each period that could be trained."""
 
     name: str
@@ -34,7 +34,9 @@ class Stream:
 class History:
     """The losses that are known at the end of a period; periods count from 0."""
 
-    def __init__(self, stream: Stream, trained: Sequence[int], start: int, now: int, price: float):
+    def __init__(
+        self, stream: RetrainingStream, trained: Sequence[int], start: int, now: int, price: float
+    ):
         """Copy what is known.
 
         trained  the periods until which models are trained, ascending; the last one serves
@@ -93,7 +95,7 @@ Rule = Callable[[History], bool]
 """Whether to train at the end of period `now`; the new model serves from the next one on."""
 
 
-def cost(stream: Stream, rule: Rule, start: int, end: int, price: float) -> float:
+def cost(stream: RetrainingStream, rule: Rule, start: int, end: int, price: float) -> float:
     """Losses in service on the periods after `start` up to `end`, and the price of all trainings.
 
     The models of the warm-up are a gift. A rule decides at the end of each period but the last one,

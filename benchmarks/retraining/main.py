@@ -14,7 +14,7 @@ from pathlib import Path
 
 from alma.errors import Parser, UserError, count
 from alma.files import atomic_write, make_directory
-from benchmarks.retraining.costs import Cost, costs_of, read_costs, write_costs
+from benchmarks.retraining.costs import RuleCost, costs_of, read_costs, write_costs
 from benchmarks.retraining.streams import SOURCES, matrix_file, missing, read_stream
 from benchmarks.retraining.table import as_markdown
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> None:
     print(text)
 
 
-def _costs(name: str, places: tuple[Path, Path, Path], starts: int, sealed: bool) -> list[Cost]:
+def _costs(name: str, places: tuple[Path, Path, Path], starts: int, sealed: bool) -> list[RuleCost]:
     """The costs on a stream, read if they are there; `places`: data, matrices and costs."""
     data, cache, out = places
     kind = "sealed" if sealed else "costs"

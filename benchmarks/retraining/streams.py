@@ -14,7 +14,7 @@ from alma.files import atomic_write, make_directory
 from alma.report.advice.law import Array
 from alma.report.advice.matrix import read_groups
 from benchmarks.retraining import forecast_stream, image_stream, language_stream, text_stream
-from benchmarks.retraining.history import Stream
+from benchmarks.retraining.history import RetrainingStream
 
 _SEALED = 0.2  # share of the periods
 _LEAST_PERIODS = 24
@@ -90,7 +90,7 @@ def write_matrix(path: Path, column: str, periods: list[str], values: Array) -> 
         file.write(text.getvalue())
 
 
-def read_stream(name: str, path: Path) -> Stream:
+def read_stream(name: str, path: Path) -> RetrainingStream:
     """The stream of a file. UserError: it has gaps, or fewer than 24 periods."""
     group = read_groups([path])[0]
     losses = group.losses
@@ -103,4 +103,4 @@ def read_stream(name: str, path: Path) -> Stream:
     sealed = 0
     if name in SOURCES and SOURCES[name].is_sealed:
         sealed = round(_SEALED * periods)
-    return Stream(name, values, group.metric, group.period, sealed)
+    return RetrainingStream(name, values, group.metric, group.period, sealed)

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from alma.report.losses import MeanOverSeeds, t_interval
-from benchmarks.retraining.costs import Cost
+from benchmarks.retraining.costs import RuleCost
 from benchmarks.retraining.rules import RULES
 
 OURS = "ALMA plan"
 """The rule that the others are compared with."""
 
 
-class Cell(NamedTuple):
+class StreamAtPrice(NamedTuple):
     """A stream at a price."""
 
     stream: str
@@ -38,16 +38,16 @@ def mean_with_interval(values: Sequence[float]) -> MeanOverSeeds:
     return t_interval(mean, error, len(values) - 1)
 
 
-def cells_of(rows: Sequence[Cost]) -> dict[Cell, dict[str, list[float]]]:
+def cells_of(rows: Sequence[RuleCost]) -> dict[StreamAtPrice, dict[str, list[float]]]:
     """Costs over the best fixed cadence by cell and rule, in the order of start points."""
-    cells: dict[Cell, dict[str, list[float]]] = {}
+    cells: dict[StreamAtPrice, dict[str, list[float]]] = {}
     for row in sorted(rows, key=lambda row: row.start):
-        by_rule = cells.setdefault(Cell(row.stream, row.ratio), {})
+        by_rule = cells.setdefault(StreamAtPrice(row.stream, row.ratio), {})
         by_rule.setdefault(row.rule, []).append(row.over_best)
     return cells
 
 
-def score(cells: dict[Cell, dict[str, list[float]]], rule: str) -> Score:
+def score(cells: dict[StreamAtPrice, dict[str, list[float]]], rule: str) -> Score:
     """Wins, ties and losses of the plan against a rule.
 
     A tie: the interval of the paired difference holds 0, or there is one start point and a
@@ -65,7 +65,7 @@ def score(cells: dict[Cell, dict[str, list[float]]], rule: str) -> Score:
     return Score(wins, len(cells) - wins - losses, losses)
 
 
-def as_markdown(rows: Sequence[Cost]) -> str:
+def as_markdown(rows: Sequence[RuleCost]) -> str:
     """The summary by rule, the worst cases of the plan, and all cells."""
     cells = cells_of(rows)
     parts = [
@@ -80,7 +80,7 @@ def as_markdown(rows: Sequence[Cost]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _summary(cells: dict[Cell, dict[str, list[float]]]) -> list[list[str]]:
+def _summary(cells: dict[StreamAtPrice, dict[str, list[float]]]) -> list[list[str]]:
     """A row for each rule, that of least mean cost first."""
     ratios = sorted({cell.ratio for cell in cells})
     header = ["rule", "mean", *(f"price {ratio:g}" for ratio in ratios), "worst stream"]
@@ -101,7 +101,7 @@ def _summary(cells: dict[Cell, dict[str, list[float]]]) -> list[list[str]]:
     return table + [row for _, row in summaries]
 
 
-def _worst(cells: dict[Cell, dict[str, list[float]]]) -> list[list[str]]:
+def _worst(cells: dict[StreamAtPrice, dict[str, list[float]]]) -> list[list[str]]:
     """The ten cells in which the plan is furthest above the best rule."""
     gaps = []
     for cell, by_rule in cells.items():
@@ -115,7 +115,7 @@ def _worst(cells: dict[Cell, dict[str, list[float]]]) -> list[list[str]]:
     return [header] + [row for _, row in gaps[:10]]
 
 
-def _all(cells: dict[Cell, dict[str, list[float]]]) -> list[list[str]]:
+def _all(cells: dict[StreamAtPrice, dict[str, list[float]]]) -> list[list[str]]:
     """A row for each stream and price, a column for each rule."""
     table = [["stream", "price", "starts", *RULES]]
     for cell, by_rule in cells.items():

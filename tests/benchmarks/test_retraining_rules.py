@@ -12,9 +12,16 @@ from alma.report.advice.matrix import read_groups
 from alma.report.advice.period import Period
 from alma.report.metric import Metric
 from benchmarks.retraining import rules
-from benchmarks.retraining.costs import Cost, costs_of, read_costs, start_points, write_costs
+from benchmarks.retraining.costs import RuleCost, costs_of, read_costs, start_points, write_costs
 from benchmarks.retraining.forecast_stream import matrix_of_mape
-from benchmarks.retraining.history import WARM, History, Rule, Stream, UnknownLossError, cost
+from benchmarks.retraining.history import (
+    WARM,
+    History,
+    RetrainingStream,
+    Rule,
+    UnknownLossError,
+    cost,
+)
 from benchmarks.retraining.language_stream import matrix_of_bits
 from benchmarks.retraining.main import main
 from benchmarks.retraining.streams import read_stream, write_matrix
@@ -25,26 +32,30 @@ START = WARM - 1
 OF_RIVER = ("ADWIN", "Page-Hinkley", "KSWIN")
 
 
-def linear(slope: float, periods: int = 48, level: float = 1.0, noise: float = 0.0) -> Stream:
+def linear(
+    slope: float, periods: int = 48, level: float = 1.0, noise: float = 0.0
+) -> RetrainingStream:
     """A stream whose models lose `slope` a period of age on periods to come, noise by cell."""
     at = np.arange(periods)
     ages = np.abs(at - at[:, None])
     random = np.random.default_rng(0)
     losses = level + slope * ages + noise * random.normal(size=(periods, periods))
-    return Stream("made", losses, ERROR, Period("month"))
+    return RetrainingStream("made", losses, ERROR, Period("month"))
 
 
-def broken(at: int, jump: float, periods: int = 48) -> Stream:
+def broken(at: int, jump: float, periods: int = 48) -> RetrainingStream:
     """A stream that breaks at a period, with small noise by period."""
     random = np.random.default_rng(1)
     until = np.arange(periods)[:, None]
     tested = np.arange(periods)
     stale = jump * ((until < at) != (tested < at))
     losses = 1 + stale + 0.01 * random.normal(size=periods)
-    return Stream("made", losses, ERROR, Period("month"))
+    return RetrainingStream("made", losses, ERROR, Period("month"))
 
 
-def history_at(stream: Stream, now: int, price: float = 0.1, *, trained: tuple = ()) -> History:
+def history_at(
+    stream: RetrainingStream, now: int, price: float = 0.1, *, trained: tuple = ()
+) -> History:
     """The history with the models of the warm-up and those `trained` since."""
     return History(stream, [*range(WARM), *trained], START, now, price)
 
@@ -56,7 +67,7 @@ def rule_named(name: str) -> Rule:
     return rules.RULES[name]
 
 
-def decisions(stream: Stream, rule: Rule, price: float, end: int = 35) -> list[int]:
+def decisions(stream: RetrainingStream, rule: Rule, price: float, end: int = 35) -> list[int]:
     """The periods in which a rule trains."""
     trained = list(range(WARM))
     for now in range(WARM, end + 1):
@@ -65,11 +76,11 @@ def decisions(stream: Stream, rule: Rule, price: float, end: int = 35) -> list[i
     return trained[WARM:]
 
 
-def with_future(stream: Stream, now: int, future: Array) -> Stream:
+def with_future(stream: RetrainingStream, now: int, future: Array) -> RetrainingStream:
     """The stream with other losses on periods after `now`, and of models trained after it."""
     losses = future.copy()
     losses[: now + 1, : now + 1] = stream.losses[: now + 1, : now + 1]
-    return Stream(stream.name, losses, stream.metric, stream.period)
+    return RetrainingStream(stream.name, losses, stream.metric, stream.period)
 
 
 @pytest.mark.parametrize("name", rules.RULES)
@@ -160,7 +171,7 @@ def test_page_hinkley_by_hand():
     pytest.importorskip("river")
     losses = np.ones((20, 20)) + 0.1 * (-1.0) ** np.arange(20)
     losses[:, WARM] = 1.8
-    stream = Stream("made", losses, ERROR, Period("month"))
+    stream = RetrainingStream("made", losses, ERROR, Period("month"))
     assert rules.page_hinkley(history_at(stream, WARM))
     losses[:, WARM] = 1.1
     assert not rules.page_hinkley(history_at(stream, WARM))
@@ -214,12 +225,12 @@ def test_upf_costs_less_than_a_detector_on_gradual_drift():
 
 def test_the_sealed_end_is_in_no_open_cost():
     base = linear(0.1, 100)
-    stream = Stream("made", base.losses, ERROR, Period("month"), sealed=20)
+    stream = RetrainingStream("made", base.losses, ERROR, Period("month"), sealed=20)
     assert start_points(stream, 9, sealed=False) == [11, 35]
     assert start_points(stream, 9, sealed=True) == [79]
     poisoned = base.losses.copy()
     poisoned[:, 80:] = np.nan
-    other = Stream("made", poisoned, ERROR, Period("month"), sealed=20)
+    other = RetrainingStream("made", poisoned, ERROR, Period("month"), sealed=20)
     cheap = {"never": rules.never, "UPF": rules.upf, "ALMA plan": rules.always}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchmarks.retraining.costs.RULES", cheap)
@@ -243,7 +254,7 @@ def test_the_table_counts_wins_ties_and_losses(tmp_path: Path):
     for name in rules.RULES:
         for start in (11, 35, 59):
             over = {"ALMA plan": 1.1, "UPF": 1.0, "never": 2.0}.get(name, 1.1)
-            rows.append(Cost("made", name, 0.2, start, over * 10 + start / 1e4, 10.0, 3))
+            rows.append(RuleCost("made", name, 0.2, start, over * 10 + start / 1e4, 10.0, 3))
     cells = cells_of(rows)
     assert score(cells, "never") == (1, 0, 0)
     assert score(cells, "UPF") == (0, 0, 1)

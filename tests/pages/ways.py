@@ -278,6 +278,12 @@ WAYS: dict[str, dict[str, Way]] = {
             (materials.stream_of_average,), stand_in=True
         ),
     },
+    "docs/results/cadence.md": {
+        "python -m benchmarks cadence_calibration": Run(
+            instead={"--out results/cadence": "--out results/cadence --per-kind 1"},
+            prints=("a step every 6 months",),
+        ),
+    },
     "docs/results/grow.md": {
         "alma data wiki": Run((materials.text_files,), stand_in=True),
     },
