@@ -43,7 +43,7 @@ TRACKERS = {
     # `--mlflow`; SQLAlchemy and Alembic open its SQLite files.
     "mlflow": ["mlflow-skinny>=3", "sqlalchemy>=2", "alembic>=1.13"],
 }
-"""Clients of trackers, 70 MB that two flags need: not in the extra `all`."""
+"""Clients of trackers, 85 MB that two flags need: not in the extra `all`."""
 
 
 class BuildWithPth(build_py):
@@ -101,6 +101,7 @@ if __name__ == "__main__":
                     "ruff>=0.12",
                     "mypy>=1.15",
                 ),
+                *TRACKERS["mlflow"],
                 *("ipykernel>=6", "nbclient>=0.10", "nbformat>=5"),  # of the notebook's test
             ],
             "docs": ["mkdocs-material>=9.7"],

@@ -1,8 +1,11 @@
 """The layouts of a tracker's runs, without a tracker: one matrix, or a refusal with its remedy."""
 
+from dataclasses import replace
+
 import pytest
 
 from alma.errors import UserError
+from alma.report.advice.__main__ import parser
 from alma.report.advice.matrix import groups_of, read_groups
 from alma.report.advice.metric_of_column import MetricOptions
 from alma.report.advice.trackers.layouts import Reading, TrackedRun, matrix_of
@@ -133,3 +136,17 @@ def test_models_and_seeds_are_kept_apart():
     groups = groups_of([matrix_of(runs, READING).table], (), OPTIONS)
     assert [group.losses.label for group in groups] == ["small", "large"]
     assert [len(group.losses.seeds) for group in groups] == [2, 2]
+
+
+def test_periods_in_names_of_metrics_beat_a_tag_but_not_the_flag():
+    """A run of layout 2 may have a tag of the same name."""
+    tagged = of_models(lambda i: {"trained_until": MONTHS[i], "tested_on": "2023-01"})
+    assert matrix_of(tagged, READING).table == matrix_of(of_models(), READING).table
+    by_flag = matrix_of(tagged, replace(READING, period="tested_on"))
+    assert {row["tested_on"] for _, row in by_flag.table.rows} == {"2023-01"}
+
+
+@pytest.mark.parametrize("flag", ["--mlflow", "--tracking-uri"])
+def test_an_empty_variable_of_the_shell_is_refused(flag):
+    with pytest.raises(UserError, match=f"argument {flag}: empty"):
+        parser().parse_args([flag, ""])

@@ -148,12 +148,13 @@ def main() -> None:
     price, money = options.price
     damaged: list[str] = []
     terms = {"every": options.every, "worth": options.worth, "price": price, "money": money}
-    reading = Reading(options.mlflow, options.metric, options.model_date_tag, options.period_tag)
+    experiment = options.mlflow or ""
+    reading = Reading(experiment, options.metric, options.model_date_tag, options.period_tag)
     remarks: list[str] = []
     if options.matrix or options.mlflow:
         of_metric = MetricOptions(options.metric, options.higher_is_better, options.bounds)
         if options.mlflow:
-            matrix = read_matrix(options.tracking_uri, reading)
+            matrix = read_matrix(options.tracking_uri or "", reading)
             groups = groups_of([matrix.table], options.groups or (), of_metric)
             remarks = matrix.remarks
         else:
@@ -172,7 +173,7 @@ def main() -> None:
     if remarks:
         print("", *remarks, sep="\n")
     if options.log_decision and isinstance(report, MatrixReport):
-        print(log_advice(options.tracking_uri, reading, report))
+        print(log_advice(options.tracking_uri or "", reading, report))
     if options.out:
         make_directory(options.out)
         with atomic_write(options.out / "advice.md") as file:

@@ -51,9 +51,9 @@ def find_change(axes: Axes, values: Array, used: Any, year: float) -> Change | G
     count = len(axes.until)
     ratio = (count - 1) * math.log(max(unchanged, 1e-9) / least)
     constant, of_few = _LEAST_RATIO
-    return (
-        changes[residuals.index(min(residuals))] if ratio > max(constant, of_few / count) else None
-    )
+    if ratio <= max(constant, of_few / count):
+        return None
+    return changes[residuals.index(min(residuals))]
 
 
 def _thinned(times: Array) -> list[float]:

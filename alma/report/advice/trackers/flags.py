@@ -7,15 +7,22 @@ from alma.errors import UserError, require_extra
 _OF_MLFLOW = ("tracking_uri", "model_date_tag", "period_tag", "log_decision")
 
 
+def _not_empty(text: str) -> str:
+    """The value of a flag; a variable of the shell that is not set would make it empty."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("empty: give a name, or leave the flag out")
+    return text
+
+
 def add_flags(command_line: argparse.ArgumentParser) -> None:
     """Add the flags of `alma advise` that read an experiment of MLflow."""
     add = command_line.add_argument
     mlflow = "in place of runs, an experiment of MLflow, with --metric: a run for each model and "
     mlflow += "period (tags trained_until, tested_on), or metrics such as accuracy/2024-03"
-    add("--mlflow", metavar="EXPERIMENT", default="", help=mlflow)
+    add("--mlflow", type=_not_empty, metavar="EXPERIMENT", help=mlflow)
     uri = "with --mlflow: the store, such as http://localhost:5000, sqlite:///mlflow.db or mlruns "
     uri += "(default: MLFLOW_TRACKING_URI)"
-    add("--tracking-uri", metavar="URI", default="", help=uri)
+    add("--tracking-uri", type=_not_empty, metavar="URI", help=uri)
     date = "with --mlflow: tag or param with the time until which a model was trained (default: "
     date += "trained_until, model_date or train_end, else the start of the run)"
     add("--model-date-tag", metavar="KEY", default="", help=date)
@@ -45,9 +52,9 @@ def add_report_flags(command_line: argparse.ArgumentParser) -> None:
     add = command_line.add_argument
     mlflow = "log the runs, the page and the advice into a store of MLflow, such as "
     mlflow += "http://localhost:5000, sqlite:///mlflow.db or mlruns; a repeat updates them"
-    add("--mlflow", metavar="URI", help=mlflow)
+    add("--mlflow", type=_not_empty, metavar="URI", help=mlflow)
     experiment = "with --mlflow: the experiment, made if there is none (default: alma)"
-    add("--experiment", metavar="NAME", help=experiment)
+    add("--experiment", type=_not_empty, metavar="NAME", help=experiment)
 
 
 def check_report_flags(options: argparse.Namespace) -> None:

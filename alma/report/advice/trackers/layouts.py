@@ -143,10 +143,13 @@ def _tests(run: TrackedRun, reading: Reading) -> dict[str, float]:
         period = _period_in(name, reading.metric)
         if period:
             values[period] = value
+    of_tag = {}
     period = _label(run.fact(reading.periods))
-    if not values and period:
-        values[period] = run.metrics[reading.metric]
-    return values
+    if period and reading.metric in run.metrics:
+        of_tag[period] = run.metrics[reading.metric]
+    if reading.period and of_tag:
+        return of_tag
+    return values or of_tag
 
 
 def _label(text: str) -> str:
