@@ -213,8 +213,8 @@ def _read(task: StageTask, path: Path) -> Answer:
     try:
         return task.checked(parse_json(path.read_bytes()))
     except (OSError, ValueError) as error:
-        problem = f"the trainer ended without a whole {path} ({error})"
-        raise UserError(f"{problem}; correct the trainer and rerun") from None
+        problem = f"the program ended without a whole {path} ({error})"
+        raise UserError(f"{problem}; does it call task.finish? Correct it and rerun") from None
 
 
 def marker(task: StageTask, trained: Answer) -> dict[str, Any]:

@@ -68,8 +68,18 @@ def make_matrix(options: argparse.Namespace) -> None:
         write_matrix(rows, column, options.out)
         data.remove_earlier()
     print(as_text(summary(rows, column)))
-    next_command = ["alma", "advise", "--matrix", str(options.out)]
-    print("how often to retrain? ask with:", shlex.join(next_command))
+    print("how often to retrain? ask with:", _next_command(options.out, column))
+
+
+def _next_command(out: Path, column: str) -> str:
+    """The command that reads the matrix; of an unknown metric it says which way is better."""
+    from alma.report.advice.metric_of_column import is_known
+
+    words = ["alma", "advise", "--matrix", str(out)]
+    if is_known(column):
+        return shlex.join(words)
+    words += ["--metric", column, "--higher-is-better"]
+    return f"{shlex.join(words)} (or --lower-is-better)"
 
 
 def _tests(
@@ -191,13 +201,23 @@ def _words(options: argparse.Namespace) -> tuple[str, ...]:
 def _key_of(words: Sequence[str]) -> str:
     """Differs when the words of a program do, or a file that they name, such as its script.
 
-    The first word is left out: the same program has other paths in other environments.
+    A program on the PATH is left out: it has other paths in other environments.
     """
-    lines = list(words[1:])
-    for word in words[1:]:
-        if Path(word).is_file():
-            lines.append(sha256_file(word))
+    program, *arguments = words
+    lines = list(arguments)
+    if "/" in program and is_script(program):
+        lines.append(sha256_file(program))
+    for word in arguments:
+        for name in (word, word.partition("=")[2]):
+            if Path(name).is_file():
+                lines.append(sha256_file(name))
     return shlex.join(lines)
+
+
+def is_script(program: str) -> bool:
+    """Whether a program is a text that names its interpreter, not a binary such as Python."""
+    with open(program, "rb") as file:
+        return file.read(2) == b"#!"
 
 
 def _announcement(models: Sequence[TestedModel]) -> str:

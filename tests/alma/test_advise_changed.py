@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from alma.report.advice import retraining_words as words
+from alma.report.advice.certainty import of_cadence
 from alma.report.advice.forecast import turns_up
 from alma.report.advice.law import Change, Grace
 from alma.report.advice.period import Period
@@ -91,6 +92,9 @@ def test_savings_are_withheld_if_the_change_is_too_recent():
     assert text.startswith("No evidence either way: the drift has just changed.")
     assert "against never" not in text
     assert not words.has_evidence(retraining)
+    without_price = Retraining(losses(loss, count=12), NATS_A_TOKEN, MONTH)
+    assert not words.has_evidence(without_price)
+    assert of_cadence(without_price) == of_cadence(retraining)
 
 
 @pytest.mark.parametrize(("slope", "price"), [(0.01, 0.02), (0.01, 0.1), (0.04, 0.02)])

@@ -189,3 +189,18 @@ def test_hours_are_those_of_the_newest_training_that_has_them(tmp_path):
     assert "line 8, gpu_hours: -2: give a number from 0 on" in error_of(
         call_advise("--matrix", table)
     )
+
+
+def test_a_wrong_year_is_remarked_on(tmp_path):
+    """A single value, far from all others, would stretch the law."""
+    weeks = range(1, 8)
+    rows = [f"2026-W{i:02},2026-W{j:02},{10 + 0.3 * abs(j - i)}" for i in weeks for j in weeks]
+    right = tmp_path / "right.csv"
+    right.write_text("\n".join(["trained_until,tested_on,wape", *rows]) + "\n")
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text(right.read_text().replace("2026-W03,2026-W02", "2025-W03,2026-W02"))
+    [of_right] = matrix.read_groups([right])
+    [of_wrong] = matrix.read_groups([wrong])
+    assert (of_right.metric.name, of_right.metric.remark) == ("WAPE", "")
+    line = 2 + 2 * len(weeks) + 1
+    assert of_wrong.metric.remark.startswith(f"{wrong}, line {line}: the only value of its trained")

@@ -98,7 +98,7 @@ def test_losses_from_elsewhere_say_what_would_change_the_answer(tmp_path):
     assert "**What would change it.** A price of a training " in said
     said = brief("--matrix", tmp_path / "losses.csv")
     assert "**Small.** Every " in said
-    assert "What would change it: Another gain that counts than 1% (--worth), or" in said
+    assert "What would change it: A gain below 1% that counts (--worth), or" in said
 
 
 def test_the_picture_of_a_record_without_an_answer(tmp_path):

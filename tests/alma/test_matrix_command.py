@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from alma.report.advice.__main__ import main as advise
+from slurm.matrix.run import _key_of
 from tests.alma.matrix_data import records, write_records
 from tests.conftest import ROOT
 
@@ -157,3 +158,16 @@ def test_records_without_a_usable_date_or_text_are_counted(matrix_place, matrix)
     assert not Path("matrix.cells").exists()
     _, _, err = matrix(*words, "--undated", "skip")
     assert "16 records; left out: 1 undated, 1 unreadable, 1 before, 1 without text" in err
+
+
+def test_a_script_counts_however_it_is_named(tmp_path):
+    script = tmp_path / "eval.sh"
+    config = tmp_path / "config"
+    keys = set()
+    for version in "1", "2":
+        script.write_text(f"#!/bin/sh\n{version}\n")
+        keys.add(_key_of((str(script),)))
+        config.write_text(version)
+        keys.add(_key_of(("python", f"--config={config}")))
+    assert len(keys) == 4
+    assert _key_of(("python", "eval")) == _key_of((sys.executable, "eval"))

@@ -231,7 +231,7 @@ def test_what_cannot_be_read_is_one_line(store, words, message):
         ("nowhere", "no MLflow store at nowhere: nowhere does not exist"),
         ("http://127.0.0.1:9", "MLflow at http://127.0.0.1:9: "),
         ("ftp://host", "MLflow at ftp://host: "),
-        ("", "which store? Give --tracking-uri"),
+        ("", "argument --tracking-uri: empty"),
         ("sqlite:///text.db", "MLflow at sqlite:///text.db: "),
         ("text.db", "text.db is a file: give sqlite:///text.db"),
     ],

@@ -172,7 +172,7 @@ def test_an_ensemble_is_evaluated_by_the_trainer_and_shares_its_first_member(tra
     ("fault", "says"),
     {
         "half": "trained.json",
-        "silent": "the trainer ended without",
+        "silent": "the program ended without",
         "no loss": "no loss of test",
         "nan": "losses",
         "lazy": "a training without updates",

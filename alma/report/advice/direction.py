@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shlex
 from statistics import fmean
 
 from alma.errors import UserError
@@ -44,4 +45,4 @@ def _remedy(metric: Metric) -> str:
         scale = "share" if metric.factor == 100 else "percent"
         return f"--metric {_OPPOSITES[metric.name]}-{scale}"
     flag = "--lower-is-better" if metric.higher_is_better else "--higher-is-better"
-    return f"--metric score {flag}"
+    return f"--metric {shlex.quote(metric.name)} {flag}"

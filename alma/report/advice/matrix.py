@@ -7,11 +7,13 @@ import csv
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
+
+import numpy as np
 
 from alma.dates import number_in
 from alma.errors import UserError, hint
@@ -28,7 +30,8 @@ from alma.report.metric import Metric
 
 _TIMES = ("trained_until", "tested_on")
 _LARGEST = 1e100  # as in alma/schema.py, which needs a further package
-_NUMBER_FORM = ": give a number up to 1e100"
+_NUMBER_FORM = ": give a number up to 1e100, without %"
+_FAR = 5  # steps between times to the next one, beyond which a single value is remarked on
 _TIME_FORM = ": a number, or a date such as 2013, 2013-Q2, 2013-05, 2013-W05, 2013-05-31"
 _FAR_POINTS = 50.0  # percentage points by which a typo is off, at least
 _DAYS = {"week": 7.0, "month": 365.25 / 12, "quarter": 365.25 / 4, "year": 365.25}
@@ -246,6 +249,8 @@ def _group(lines: Sequence[_Line], kind: str, metric: Metric) -> LossGroup:
         if len(values) < 2:
             raise UserError(f"{label}: a single value of {name}: staleness needs two or more")
     _check_extremes(lines, metric)
+    remarks = [metric.remark, *_far_times(lines)]
+    metric = replace(metric, remark=" ".join(filter(None, remarks)))
     seeds = []
     for seed in dict.fromkeys(line.seed for line in lines):
         rows = []
@@ -269,6 +274,31 @@ def _lines_by_cell(lines: Sequence[_Line]) -> dict[tuple[str, float, float], _Li
                 "leave out one, or number the seeds in a column `seed`"
             )
     return line_by_cell
+
+
+def _far_times(lines: Sequence[_Line]) -> list[str]:
+    """A sentence for a time that has a single value and is far from all others: maybe a typo.
+
+    One such time may stretch the law to ages that no model has.
+    """
+    sentences = []
+    for name, times in (
+        ("trained_until", [line.until for line in lines]),
+        ("tested_on", [line.tested for line in lines]),
+    ):
+        at, counts = np.unique(times, return_counts=True)
+        gaps = np.diff(at)
+        if len(at) < 4 or np.median(counts) < 3:
+            continue
+        to_next = np.minimum(np.append(gaps, np.inf), np.insert(gaps, 0, np.inf))
+        is_far = (counts == 1) & (to_next > _FAR * np.median(gaps))
+        for time in at[is_far]:
+            place = lines[times.index(time)].place
+            sentences.append(
+                f"{place}: the only value of its {name}, which is far from all others: "
+                "is the date right?"
+            )
+    return sentences
 
 
 def _check_extremes(lines: Sequence[_Line], metric: Metric) -> None:

@@ -32,7 +32,8 @@ _LOG_LIKELIHOODS = {
 }
 _HIGHER_IS_BETTER = {"accuracy": True, "error": False, "F1": True, "mAP": True, "AUC": True}
 """Metrics that are shares or percent."""
-_ERRORS_OF_NUMBERS = ("MAPE", "RMSE")
+_ERRORS_OF_NUMBERS = ("MAPE", "WAPE", "RMSE", "MAE")
+_IN_PERCENT = ("MAPE", "WAPE")
 _LEAST_PERCENT = 2.0  # an accuracy of 2% at most would be no model
 _LARGEST_IN_NATS = 16.0  # log of 9 million tokens: beyond, a model is worse than guessing
 _ALIASES = {
@@ -57,7 +58,7 @@ _IGNORED = {"test", "val", "valid", "validation", "eval", "in"}
 _SCALES = {"percent": "percent", "pct": "percent", "share": "share", "fraction": "share"}
 NAMES = (
     "nats, bits, bits-per-byte, perplexity; accuracy, error, F1, mAP, AUC, with -share or -percent "
-    "where the values leave it open; MAPE, RMSE; or any name with --higher-is-better or "
+    "where the values leave it open; MAPE, WAPE, RMSE, MAE; or any name with --higher-is-better or "
     "--lower-is-better"
 )
 """What --metric takes."""
@@ -107,9 +108,14 @@ def _parse(name: str) -> _Name:
     joined = "".join(rest)
     kinds = {re.sub("[^a-z0-9]", "", kind.lower()): kind for kind in _KINDS}
     kind = kinds.get(joined) or _ALIASES.get(joined, "")
-    if scale and kind not in _HIGHER_IS_BETTER and kind != "MAPE":
+    if scale and kind not in _HIGHER_IS_BETTER and kind not in _IN_PERCENT:
         return _Name("")
     return _Name(kind, scale)
+
+
+def is_known(name: str) -> bool:
+    """Whether the name of a metric says what its values are."""
+    return bool(_parse(name).kind)
 
 
 def column_of(path: object, columns: Sequence[str], options: MetricOptions) -> str:

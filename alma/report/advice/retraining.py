@@ -186,6 +186,8 @@ class Retraining:
     def choice(self) -> CadenceChoice:
         """The rarest cadence that loses less than `least_gain` to the most frequent one."""
         most_frequent, *rarer = self.cadences
+        if self.laws.too_little_since_change:
+            return CadenceChoice(self.cadences[-1], open=True)
         for every in reversed(rarer):
             gain = self.gain(most_frequent, every)
             if not (self.drifts and gain.low > 0 and gain.mean >= self.least_gain):

@@ -201,7 +201,7 @@ def would_change(retraining: Retraining) -> str:
     if retraining.choice.open:
         return f"{further} A price of a training (--price) tells what pays."
     least = retraining.metric.text(retraining.least_gain)
-    return f"Another gain that counts than {least} (--worth), or a price of a training (--price)."
+    return f"A gain below {least} that counts (--worth), or a price of a training (--price)."
 
 
 def has_evidence(retraining: Retraining) -> bool:

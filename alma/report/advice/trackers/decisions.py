@@ -22,7 +22,6 @@ from alma.report.advice.trackers.store import (
     experiment_named,
     one_line_errors,
 )
-from alma.tables import number
 
 _LONGEST = 5000  # characters of a tag in MLflow
 ADVICE = "advice"
@@ -92,7 +91,7 @@ def _next_training(retraining: Retraining, has_dates: bool) -> str:
     if not has_dates or not period.dated:
         return f"in {period.span(ahead / period.size)}" if ahead else "now"
     if period.noun == "year":
-        return number(newest + ahead)
+        return str(round(newest + ahead))
     if period.noun == "day" or period.size > 1:
         return date.fromordinal(round(newest + ahead) + 1).isoformat()
     return label(period.noun, round(newest + ahead))
