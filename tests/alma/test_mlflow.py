@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -155,7 +156,7 @@ def runs(tmp_path):
 
 
 def test_a_report_is_logged_once(store, runs, tmp_path):
-    """MLflow keeps files of a SQLite store in the folder `mlruns` beside the process."""
+    """Files of a SQLite store lie beside it, not where the process runs."""
     words = (runs, "--mlflow", store, "--experiment", "digits")
     first = report(*words, cwd=tmp_path)
     assert "MLflow, experiment digits: records 2 new" in first.stdout, first
@@ -174,6 +175,8 @@ def test_a_report_is_logged_once(store, runs, tmp_path):
     assert tags["alma.decision"].startswith(f"Use {tags['alma.choice']}")
     files = {file.path for file in client.list_artifacts(of_report["info"]["run_id"])}
     assert files == {"report.html", "advice.json", "advice.md", "brief.html"}
+    folder = Path(store.removeprefix("sqlite:///")).parent
+    assert str(folder) in of_report["info"]["artifact_uri"]
     (small,) = [run for run in by_kind["record"] if run["data"]["params"]["hidden"] == "8"]
     assert small["data"]["params"]["learner"] == "sm"
     for key, expected in {"CER": 0.3 * sum(1 / t for t in range(1, 9)), "Mem": 9 * 80}.items():

@@ -24,6 +24,7 @@ from alma.report.advice.trackers.store import (
     DEFAULT_EXPERIMENT,
     all_pages,
     connected,
+    folder_of_files,
     one_line_errors,
 )
 from alma.report.page import write_page
@@ -61,7 +62,7 @@ def send(uri: str, runs: Sequence[Run], experiment: str, remarks: Sequence[str])
     name = experiment or DEFAULT_EXPERIMENT
     counts = {"new": 0, "updated": 0, "unchanged": 0}
     with one_line_errors(uri):
-        experiment_id = _experiment(client, name)
+        experiment_id = _experiment(client, name, uri)
         logged = _logged_runs(client, experiment_id)
         records: dict[str, Run] = {}
         for run in runs:
@@ -84,11 +85,11 @@ def run_id_of(run: Run) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _experiment(client: Any, name: str) -> str:
+def _experiment(client: Any, name: str, uri: str) -> str:
     """The id of an experiment, which is made if there is none. UserError: it was deleted."""
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        return str(client.create_experiment(name))
+        return str(client.create_experiment(name, artifact_location=folder_of_files(uri)))
     if experiment.lifecycle_stage != "active":
         raise UserError(f"--experiment {name} was deleted in MLflow: restore it, or name another")
     return str(experiment.experiment_id)

@@ -63,6 +63,18 @@ def _path_of(uri: str) -> Path | None:
     return Path(uri) if not parts.scheme else None
 
 
+def folder_of_files(uri: str) -> str | None:
+    """The URI of the folder for the files of a new experiment; None: as the store has it.
+
+    A SQLite file is a store without a folder; MLflow would take one where the process runs.
+    """
+    if not uri.startswith(_SQLITE):
+        return None
+    path = _path_of(uri)
+    assert path
+    return (path.absolute().parent / "mlruns").as_uri()
+
+
 @contextmanager
 def one_line_errors(uri: str) -> Iterator[None]:
     """Turn errors of MLflow and of the store below it into a UserError."""
