@@ -56,6 +56,11 @@ class CellStore(NamedTuple):
         cell = MeasuredCell(period.name, period.sha256, value, count, seconds)
         write_json_atomic(self.file(period), msgspec.to_builtins(cell))
 
+    def remove(self, periods: Sequence[PeriodData]) -> None:
+        """Remove the cells of these periods."""
+        for period in periods:
+            self.file(period).unlink(missing_ok=True)
+
     def missing(self, periods: Sequence[PeriodData]) -> list[PeriodData]:
         """The periods whose cells are not measured."""
         return [period for period in periods if not self.file(period).exists()]

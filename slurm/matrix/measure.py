@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from alma.errors import UserError
-from alma.files import locked, make_directory, read_file
+from alma.files import locked, make_directory, read_file, sha256_file
 from alma.schema import parse_json
 from alma.trainer import PARTS, STAGE, TRAINED, PartResult, StageTask
 from slurm.engine.children import Environment
@@ -37,6 +38,28 @@ class Program:
     metric: str  # of StageTask
     in_bits: bool  # whether its results are nats a token, shown as bits a byte
     is_own: bool  # whether it is the user's, by --command
+
+
+def key_of(words: Sequence[str]) -> str:
+    """Differs when the words of a program do, or a file that they name, such as its script.
+
+    A program on the PATH is left out: it has other paths in other environments.
+    """
+    program, *arguments = words
+    lines = list(arguments)
+    if "/" in program and _is_script(program):
+        lines.append(sha256_file(program))
+    for word in arguments:
+        for name in (word, word.partition("=")[2]):
+            if Path(name).is_file():
+                lines.append(sha256_file(name))
+    return shlex.join(lines)
+
+
+def _is_script(program: str) -> bool:
+    """Whether a program is a text that names its interpreter, not a binary such as Python."""
+    with open(program, "rb") as file:
+        return file.read(2) == b"#!"
 
 
 @dataclass(frozen=True)
@@ -76,8 +99,10 @@ class ModelTest:
     ) -> None:
         """Measure the cells that are missing; `measured` is called after some of them are.
 
-        UserError: the program has no answer, or another process is at work. StageFailed: it failed.
+        UserError: the program has no answer or has changed, or another process is at work.
+        StageFailed: the program failed.
         """
+        self._check_program()
         store = self.store
         make_directory(store.folder)
         with locked(store.folder):
@@ -95,6 +120,12 @@ class ModelTest:
 
                 log = store.folder / _LOG
                 answer(task, command, log, self.model.name, watch, environment)
+                try:
+                    self._check_program()
+                except UserError:  # its cells may be of both programs
+                    store.remove(self.data.periods)
+                    collector.remove_answer()
+                    raise
                 collector.collect_answer()
             collector.remove_answer()
         measured()
@@ -104,6 +135,12 @@ class ModelTest:
         if self.model.with_checksum(self.program.is_own) != self.model:
             problem = "its files have changed since the launch"
             raise UserError(f"{self.model.name}: {problem}: rerun the command of the launch")
+
+    def _check_program(self) -> None:
+        """UserError: the program is not that of the launch."""
+        if key_of(self.program.words) != self.program.key:
+            words = shlex.join(self.program.words)
+            raise UserError(f"{words}: has changed since the launch: type the command again")
 
     def _task(self, periods: Sequence[PeriodData]) -> StageTask:
         """The evaluation of the model on these periods."""

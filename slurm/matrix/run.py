@@ -10,7 +10,7 @@ from pathlib import Path
 
 from alma.dates import Dates, interval
 from alma.errors import UserError, require_extra
-from alma.files import locked, make_directory, sha256_file
+from alma.files import locked, make_directory
 from alma.tables import as_text
 from alma.trainer import LOSS
 from slurm.engine import children, resources
@@ -19,7 +19,7 @@ from slurm.engine.terminal import say
 from slurm.lm.launcher import end_child_at_signals
 from slurm.matrix.cells import BITS_PER_BYTE, summary, write_matrix
 from slurm.matrix.jobs import run_here, run_on_slurm
-from slurm.matrix.measure import ModelTest, Program
+from slurm.matrix.measure import ModelTest, Program, key_of
 from slurm.matrix.models import ModelOptions, TestedModel, find_models
 from slurm.matrix.periods import DataSource, SplitData, split
 
@@ -90,7 +90,7 @@ def _tests(
     words = _words(options)
     program = Program(
         words=words,
-        key=_key_of(words),
+        key=key_of(words),
         metric=options.metric or LOSS,
         in_bits=not options.metric,
         is_own=options.command is not None,
@@ -196,28 +196,6 @@ def _words(options: argparse.Namespace) -> tuple[str, ...]:
         if value:
             words += [f"--{name.replace('_', '-')}", str(value)]
     return tuple(words)
-
-
-def _key_of(words: Sequence[str]) -> str:
-    """Differs when the words of a program do, or a file that they name, such as its script.
-
-    A program on the PATH is left out: it has other paths in other environments.
-    """
-    program, *arguments = words
-    lines = list(arguments)
-    if "/" in program and is_script(program):
-        lines.append(sha256_file(program))
-    for word in arguments:
-        for name in (word, word.partition("=")[2]):
-            if Path(name).is_file():
-                lines.append(sha256_file(name))
-    return shlex.join(lines)
-
-
-def is_script(program: str) -> bool:
-    """Whether a program is a text that names its interpreter, not a binary such as Python."""
-    with open(program, "rb") as file:
-        return file.read(2) == b"#!"
 
 
 def _announcement(models: Sequence[TestedModel]) -> str:

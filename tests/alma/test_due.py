@@ -90,6 +90,17 @@ def test_a_price_that_the_drift_pays_is_yes_and_a_higher_one_no(eight):
     assert due(eight, "--price", "100")[1].count("the cheapest plan trains no more and saves") == 1
 
 
+def test_a_drift_that_has_just_changed_is_no_evidence_as_in_the_advice(tmp_path):
+    def just_changed(u, p):
+        return 3 + 0.1 * abs(max(p, 10) - max(u, 10)) + 1e-3 * math.sin(9 * u + 7 * p)
+
+    run = Monthly(tmp_path, just_changed).months(12)
+    run.arrive()
+    code, line = due(run, "--price", "0.02")
+    assert code == 3
+    assert "no evidence: the drift has just changed" in line
+
+
 def test_a_saving_with_zero_in_its_interval_is_no_evidence(tmp_path):
     noise = np.random.default_rng(1).normal(0, 0.05, (10, 10))
     run = Monthly(tmp_path, lambda u, p: drifting(u, p) / 3 + 2 + noise[u, p]).months(8)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from alma.report.advice.__main__ import main as advise
-from slurm.matrix.run import _key_of
+from slurm.matrix.measure import key_of
 from tests.alma.matrix_data import records, write_records
 from tests.conftest import ROOT
 
@@ -166,8 +166,24 @@ def test_a_script_counts_however_it_is_named(tmp_path):
     keys = set()
     for version in "1", "2":
         script.write_text(f"#!/bin/sh\n{version}\n")
-        keys.add(_key_of((str(script),)))
+        keys.add(key_of((str(script),)))
         config.write_text(version)
-        keys.add(_key_of(("python", f"--config={config}")))
+        keys.add(key_of(("python", f"--config={config}")))
     assert len(keys) == 4
-    assert _key_of(("python", "eval")) == _key_of((sys.executable, "eval"))
+    assert key_of(("python", "eval")) == key_of((sys.executable, "eval"))
+
+
+def test_a_program_that_changes_meanwhile_leaves_no_cell(matrix_place, matrix):
+    """Its cells would be of two programs."""
+    right = Path("eval.py").read_text()
+    edit = "Path(__file__).write_text(Path(__file__).read_text() + '# edited\\n')\n"
+    waits = "import time\nprint('saved', flush=True)\ntime.sleep(0.5)\n"  # its cells are kept
+    Path("eval.py").write_text(f"{right}\n{waits}{edit}")
+    words = (*MODELS, *DATA, "--command", f"{PROGRAM} --parts", "--metric", "MAPE")
+    code, _, err = matrix(*words)
+    assert code == 2
+    assert "eval.py --parts: has changed since the launch: type the command again" in err
+    assert not list(Path("matrix.cells").glob("m-*/2024-*.json"))
+    Path("eval.py").write_text(right)
+    assert matrix(*words)[0] == 0
+    assert len(rows()) == 12
