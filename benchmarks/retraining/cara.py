@@ -45,10 +45,10 @@ def cara_cumulative(history: History) -> bool:
     staleness = np.triu(losses - np.diag(losses)[:, None])
     threshold = _best_threshold(losses, np.cumsum(staleness, 1), history.price)
     model = history.trained[-1]
-    own = history.loss(model, model)
+    first = history.loss(model, model)
     total = 0.0
     for at in range(model + 1, history.now + 1):
-        total += history.loss(model, at) - own
+        total += history.loss(model, at) - first
     return total >= threshold
 
 

@@ -12,7 +12,7 @@ from alma.report.advice.retraining import Retraining
 from benchmarks.retraining.cara import cara_cumulative, cara_periodic, cara_threshold
 from benchmarks.retraining.detectors import adwin, kswin, page_hinkley
 from benchmarks.retraining.history import History, Rule
-from benchmarks.retraining.learning_debt import learning_debt
+from benchmarks.retraining.learning_debt import debt_threshold, debt_utility
 from benchmarks.retraining.upf import upf
 
 WORSE = 0.05
@@ -98,7 +98,8 @@ RULES: dict[str, Rule] = {
     "CARA cumulative": cara_cumulative,
     "CARA periodic": cara_periodic,
     "UPF": upf,
-    "learning debt": learning_debt,
+    "learning debt, threshold": debt_threshold,
+    "learning debt, utility": debt_utility,
     "ADWIN": adwin,
     "Page-Hinkley": page_hinkley,
     "KSWIN": kswin,
