@@ -156,7 +156,8 @@ def _check_checkpoint(checkpoint: Path, run: str, t: int) -> None:
     if not is_folder or (checkpoint / _ADAPTER).is_file():
         words = f"alma export {run} --t {t} --out DIR"
         problem = f"the checkpoint of mega-batch {t} is no folder of Hugging Face"
-        raise UserError(f"{run}: {problem}: write one by `{words}` and test DIR, or give --command")
+        remedies = f"write one by `{words}` for each T, and test these folders, or give --command"
+        raise UserError(f"{run}: {problem}: {remedies}")
     _check_folder(checkpoint)
 
 
