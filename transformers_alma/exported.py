@@ -21,7 +21,8 @@ def register_code(folder: str) -> None:
     if _NAME in sys.modules or not _has_code_of_alma(folder):
         return
     spec = importlib.util.spec_from_file_location(_NAME, _CODE)
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     code = importlib.util.module_from_spec(spec)
     sys.modules[_NAME] = code
     spec.loader.exec_module(code)

@@ -353,34 +353,6 @@ def test_the_files_are_readable_and_config_json_uses_transformers_names(
     assert expected.items() <= config.items()
 
 
-def _logits_by_alma(folder, tokens, file):
-    """What `alma matrix` loads from a folder answers on tokens, saved in a file."""
-    from transformers_alma.arguments import EngineArguments
-    from transformers_alma.exported import register_code
-    from transformers_alma.models import pretrained
-
-    register_code(str(folder))
-    with torch.no_grad():
-        logits = pretrained(str(folder), EngineArguments(dtype="auto")).eval()(tokens).logits
-    torch.save(logits, file)
-
-
-def test_alma_matrix_loads_it_without_the_code_in_its_folder(
-    export, load, checkpoint, child, sample, tmp_path
-):
-    path, _ = checkpoint("model.pt", "--moe-expert-count", 6, change=tree)
-    folder = tmp_path / "hf"
-    export(path, folder)
-    tokens = sample["net_input"]["src_tokens"]
-    with torch.no_grad():
-        expected = load(folder).eval()(tokens).logits
-    (folder / "modeling_alma.py").write_text("raise SystemExit('the code of a folder has run')\n")
-    file = tmp_path / "logits.pt"
-    done = child(tmp_path / "child.log", _logits_by_alma, folder, tokens, file).wait()
-    assert done.code == 0, done.output
-    torch.testing.assert_close(torch.load(file), expected)
-
-
 RUN = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
     --tokens-per-sample 32 --max-tokens 512 --lr 1e-2 --max-update 6 --warmup-updates 1
