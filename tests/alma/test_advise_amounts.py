@@ -66,14 +66,17 @@ def test_a_cost_below_0_says_why(advice):
 
 
 def test_a_price_that_may_be_money_is_asked_about(advice):
-    question = "Is --price 400 money? It was read as points of accuracy summed over periods, of "
-    question += "which a training saves 76.7 at most. If it is money, give --price 400/X: X is "
-    question += "what one unit costs in one month."
+    question = "Is --price 400 money? It was read as points of accuracy summed over months, and "
+    question += "the worst value of all is 4.3 from the best. If it is money, give --price 400/X: "
+    question += "X is what one unit costs in one month."
     for flags in ((), ("--brief",)):
         assert question in advice(ACCURACY, "--price", "400", *flags)
-    for price in ("3", "70", "100", "400/1000", "4000/10"):
+    for price in ("3", "50", "400/1000", "4000/10"):
         assert "money?" not in advice(ACCURACY, "--price", price)
+    weekly = error_matrix(1, 0.7, 0.2, 11).replace("2024-", "2026-W")  # the plan has a training
+    assert "Is --price 400 money?" in advice(weekly, "--price", "400")
+    assert "money?" not in advice(weekly, "--price", "60")
     nats = ACCURACY.replace("accuracy", "loss").replace(",9", ",").replace(",8", ",")
     brief = advice(nats, "--price", "400", "--brief")
-    assert "It was read as loss summed over periods" in brief
+    assert "It was read as loss summed over months" in brief
     assert "nats" not in brief

@@ -11,7 +11,10 @@ from alma.report.advice.retraining import Retraining
 from alma.report.losses import MeanOverSeeds
 from alma.tables import number
 
-_FAR = 2.0  # times what a training saves; such a price can hardly be meant in that unit
+_FEWEST_PERIODS = 12.0
+_TIMES_THE_OLDEST = 2.0
+"""A price is asked about if the worst model, in place of the best one, would have to serve longer
+than both to lose as much: far longer than any model has aged."""
 _SMALLEST = 1e-6  # of the largest loss; less is rounding error of the fit
 
 
@@ -47,18 +50,18 @@ def question_of_price(retraining: Retraining, plain: bool = False) -> str:
     price = retraining.price
     if math.isnan(price) or retraining.money:
         return ""
-    plan = retraining.plan
-    largest_saving = plan.flips[0]  # of a training, in a plan with some
     losses = retraining.laws.values
-    widest = float(np.nanmax(losses) - np.nanmin(losses)) * retraining.horizon
-    if plan.trainings or not price > max(_FAR * largest_saving, widest):
+    widest = float(np.nanmax(losses) - np.nanmin(losses))
+    oldest = max(retraining.losses.by_age) / retraining.period.size
+    periods = max(_FEWEST_PERIODS, _TIMES_THE_OLDEST * oldest)
+    if not price > periods * widest:
         return ""
-    most = in_unit_of_price(retraining, largest_saving)
+    noun = retraining.period.noun
     unit = "loss" if plain and retraining.metric.in_percent else retraining.unit
     return (
-        f"Is --price {price:g} money? It was read as {unit} summed over periods, of "
-        f"which a training saves {most} at most. If it is money, give --price {price:g}/X: X is "
-        f"what one unit costs in one {retraining.period.noun}."
+        f"Is --price {price:g} money? It was read as {unit} summed over {retraining.period.plural},"
+        f" and the worst value of all is {number(widest)} from the best. If it is money, give "
+        f"--price {price:g}/X: X is what one unit costs in one {noun}."
     )
 
 
