@@ -65,6 +65,16 @@ def test_a_cost_below_0_says_why(advice):
     assert "it costs nothing (older models were better than new ones, by 0." in printed
 
 
+def test_the_brief_names_metric_and_model_as_the_file_does(advice):
+    lines = error_matrix(1, 0.0, 0.3, 8).replace("error", "model,F1").splitlines()
+    named = [lines[0].replace("trained_until,tested_on,model,", "model,trained_until,tested_on,")]
+    named += [f"clf,{line}" for line in lines[1:]]
+    brief = advice("\n".join(named).replace(",10.", ",70.").replace(",9.", ",69."), "--brief")
+    assert "\nFor clf, by F1, with values until 2024-09.\n" in brief
+    assert " 1 point of F1" in brief
+    assert " f1" not in brief
+
+
 def test_a_price_that_may_be_money_is_asked_about(advice):
     question = "Is --price 400 money? It was read as points of accuracy summed over months, and "
     question += "the worst value of all is 4.3 from the best. If it is money, give --price 400/X: "

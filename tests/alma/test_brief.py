@@ -26,7 +26,7 @@ def test_how_often_is_answered_alone_if_it_was_asked(tmp_path):
     drifting_runs(tmp_path / "runs")
     said = brief(tmp_path / "runs", "--from", 6, "--price", "1/2")
     assert said.startswith(
-        "# When to train the next model?\n\nDigits, by error.\n\n**Answer.** Retrain in 1 "
+        "# When to train the next model?\n\nFor digits, by error.\n\n**Answer.** Retrain in 1 "
     )
     assert "**The model.** A single model: 50% old data in each training, going on from" in said
     assert "**How sure.** Very likely (" in said
@@ -38,7 +38,7 @@ def test_which_model_is_answered_with_what_each_answer_is_about(tmp_path):
     drifting_runs(tmp_path / "runs")
     said = brief(tmp_path / "runs", "--from", 6)
     assert said.startswith(
-        "# Which model to use?\n\nDigits, by error.\n\n**Answer.** Use a single model"
+        "# Which model to use?\n\nFor digits, by error.\n\n**Answer.** Use a single model"
     )
     assert "%) than starting from scratch each time" in said
     assert " points of error less than new data only" in said
@@ -97,13 +97,13 @@ def test_losses_from_elsewhere_say_what_would_change_the_answer(tmp_path):
     (tmp_path / "losses.csv").write_text("\n".join(lines) + "\n")
     said = brief("--matrix", tmp_path / "losses.csv", "--groups", "small", "--price", "0.2")
     assert said.startswith(
-        "# When to train the next model?\n\nSmall, by loss, with values until 2024.\n"
+        "# When to train the next model?\n\nFor small, by loss, with values until 2024.\n"
     )
     assert "**How sure.** Very likely (over 99%) to save against " in said
     assert "**What it costs and saves.** It costs " in said
     assert "**What would change it.** A price of a training " in said
     said = brief("--matrix", tmp_path / "losses.csv")
-    assert said.startswith("# How often to retrain?\n\nSmall and large, by loss.\n")
+    assert said.startswith("# How often to retrain?\n\nFor small and large, by loss.\n")
     assert "**Small.** Every " in said
     assert "What would change it: A gain below 1% that counts (--worth), or" in said
 

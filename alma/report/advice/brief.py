@@ -51,17 +51,13 @@ def subject_of(report: Advice | MatrixReport) -> str:
     """The data and the metric that the question is about, in a sentence without its period."""
     if not isinstance(report, MatrixReport):
         result = report.candidates[0].result
-        return capitalised(f"{result.data}, by {result.metric}" if result.data else result.metric)
+        return f"For {result.data}, by {result.metric}" if result.data else f"By {result.metric}"
     name = report.groups[0].metric.name
     labels = [group.losses.label for group in report.groups]
-    parts = [f"{len(labels)} models"] if len(labels) > _MOST_NAMES else [listed(labels)]
-    if labels == [name]:
-        parts = []
-    parts.append(f"by {name}")
+    models = listed(labels) if len(labels) <= _MOST_NAMES else f"{len(labels)} models"
+    text = f"By {name}" if labels == [name] else f"For {models}, by {name}"
     newest = report.groups[0].counted_from
-    if newest and len(labels) == 1:
-        parts.append(f"with values until {newest}")
-    return capitalised(", ".join(parts))
+    return f"{text}, with values until {newest}" if newest and len(labels) == 1 else text
 
 
 def lines(report: Advice | MatrixReport) -> dict[str, str]:
