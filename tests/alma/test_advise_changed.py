@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from alma.report.advice import change
 from alma.report.advice import retraining_words as words
 from alma.report.advice.axes import Axes
 from alma.report.advice.certainty import of_cadence
@@ -94,8 +95,8 @@ def test_a_recent_change_is_found_however_models_forget(count):
         for seed in range(3):
             for since in 3, 4:
                 matrix = forgetting(count, size, exponent, count - since, seed)
-                change = find_change(*matrix, 12)
-                near = isinstance(change, Change) and abs(change.first - count + since) <= 1
+                event = find_change(*matrix, 12)
+                near = isinstance(event, Change) and abs(event.first - count + since) <= 1
                 found.append(near)
             false.append(find_change(*forgetting(count, size, exponent, 0, seed, 0.01), 12))
     assert np.mean(found) >= 0.9
@@ -282,9 +283,11 @@ def test_newest_losses_that_do_not_fit_leave_no_evidence():
 
 
 def test_a_long_history_has_no_false_change_and_few_fits():
-    """Of 120 models: terms of models and periods are taken out whole; parts of three are left out."""
+    """Of 120 models: terms of periods are taken out whole; three models are left out at once."""
     axes, values, used = forgetting(120, 0.03, 0.5, 0, 0, 0.001)
     assert find_change(axes, values, used, math.inf) is None
+    cells = change._cells_of_change(axes, values, used)
+    assert np.abs(np.bincount(np.nonzero(used)[1], cells._target)).max() < 1e-9
     parts = cells_without(axes)
     assert len(parts) == 40
     assert [int((~cells.any(1)).sum()) for cells in parts] == [3] * 40
