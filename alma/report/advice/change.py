@@ -26,7 +26,7 @@ from alma.report.advice.law import EXPONENTS, Array, Break, Change, Event, Grace
 _Candidate = TypeVar("_Candidate", Change, Grace)
 _LEAST_RESIDUAL = 1e-9  # of losses without noise
 _ROUNDING = 1e-9  # part of a column that counts as none
-_LEAST_CHANCE = 0.0005  # of the newest losses below which they do not fit those before
+_LEAST_CHANCE = 0.001  # of the newest losses below which they do not fit those before
 _MOST_TIMES = 50  # most times of a change, and of a break, that are tried
 _MOST_GRACE = 6  # longest time without loss that is tried, in steps between models
 _LEAST_RATIO = {Change: 10.0, Grace: 5.5}
@@ -187,15 +187,36 @@ class _Cells:
         return min(residuals)
 
     def chance(self, change: Change) -> float:
-        """The probability that chance alone explains as much as the change (an F-test)."""
-        columns = self._of_age(AgeColumns(self.axes, change), exponent=1.0)
-        terms = int(np.linalg.matrix_rank(np.column_stack(columns), rtol=_ROUNDING))
-        without = float(np.linalg.norm(self._target))
-        freedom = self.freedom - terms
-        if terms == 0 or without <= _LEAST_RESIDUAL:
+        """The probability that chance alone explains as much as the change.
+
+        By an F-test. Correlation between neighbours, models or periods, counts as fewer cells.
+        """
+        design = np.column_stack(self._of_age(AgeColumns(self.axes, change), exponent=1.0))
+        solution, _, terms, _ = np.linalg.lstsq(design, self._target, rcond=_ROUNDING)
+        residuals = self._target - design @ solution
+        least = float(residuals @ residuals)
+        explained = float(self._target @ self._target) - least
+        if terms == 0 or explained <= _LEAST_RESIDUAL**2:
             return 1.0
-        ratio = (without / max(self.residual(change), _LEAST_RESIDUAL)) ** 2 - 1
-        return float(fdtrc(terms, freedom, ratio * freedom / terms))
+        freedom = (self.freedom - terms) * self._share_alone(residuals)
+        ratio = explained / terms / max(least, _LEAST_RESIDUAL**2) * freedom
+        return float(fdtrc(terms, freedom, ratio))
+
+    def _share_alone(self, residuals: Array) -> float:
+        """As how many uncorrelated cells one counts, by the correlation of neighbours.
+
+        (1 - r) / (1 + r) along models, and along periods, as of a process of first order.
+        """
+        table = np.full(self.used.shape, math.nan)
+        table[self.used] = residuals
+        variance = np.nanmean(table**2)
+        share = 1.0
+        for products in (table[1:] * table[:-1], table[:, 1:] * table[:, :-1]):
+            pairs = products[np.isfinite(products)]
+            if len(pairs) and variance > 0:
+                correlation = max(0.0, float(pairs.mean() / variance))
+                share *= (1 - correlation) / (1 + correlation)
+        return share
 
     def _of_age(self, columns: AgeColumns, exponent: float) -> list[Array]:
         """What remains of the columns of the counted age."""
