@@ -3,8 +3,9 @@
 The exponents c of age and k of training are on a grid; the pair with the least sum of squares is
 taken. A break or season becomes part of the law only if it explains enough of the residuals. To
 separate age from less training, the matrix must have losses on the past. Intervals come from a
-jackknife over periods with Student's t. They are widened by the differences between the laws of
-other exponents, weighed by likelihood, where each model counts as one observation.
+jackknife over periods, of many models over groups of successive ones, with Student's t. They are
+widened by the differences between the laws of other exponents, weighed by likelihood, where each
+model counts as one observation.
 """
 
 import math
@@ -17,14 +18,24 @@ import numpy as np
 from scipy.optimize import nnls
 
 from alma.errors import UserError
-from alma.report.advice.axes import Axes, event_shapes
-from alma.report.advice.change import find_change
-from alma.report.advice.law import Array, Break, Change, Event, Grace, Law, Season, left_to_gain
+from alma.report.advice.axes import AgeColumns, Axes
+from alma.report.advice.change import find_change, newest_fit, thinned
+from alma.report.advice.law import (
+    EXPONENTS,
+    Array,
+    Break,
+    Change,
+    Event,
+    Grace,
+    Law,
+    Season,
+    left_to_gain,
+)
 from alma.report.losses import LEAST_CELLS, Losses, MeanOverSeeds, age_effect, t_interval
 
-_EXPONENTS = (0.25, 0.5, 1.0)  # grid of c
 _LEARNING = (0.0, 0.5, 1.0)  # grid of k
 _MOST_LEFT = {Break: 0.5, Season: 0.85}  # largest fraction of residuals that an event may leave
+_MOST_PARTS = 40  # of models, left out one after another for intervals
 _LEAST_MODELS = 6  # fewest models for a season; the three models of TiC-LM would seem to have one
 _LEAST_SINCE = 3  # models after a change of the drift from which its new rate is known
 _LEAST_YEAR = 0.75  # age in years that the oldest model must reach for a season
@@ -41,10 +52,14 @@ def known_at(losses: Losses, last: float) -> Losses:
 
 
 def cells_without(axes: Axes) -> list[Any]:
-    """For each model the cells without it and its period, bool (models, periods)."""
+    """For each part of the models the cells without them and their periods.
+
+    bool (models, periods). Each model is a part; of more than _MOST_PARTS models successive ones
+    are together.
+    """
     masks = []
-    for u in axes.until:
-        masks.append((axes.until != u)[:, None] & (axes.periods != u))
+    for part in np.array_split(axes.until, min(len(axes.until), _MOST_PARTS)):
+        masks.append(~np.isin(axes.until, part)[:, None] & ~np.isin(axes.periods, part))
     return masks
 
 
@@ -74,34 +89,30 @@ def fit_laws(
     values: Array,
     used: Any,
     event: Event | None = None,
-    exponents: Sequence[float] = _EXPONENTS,
+    exponents: Sequence[float] = EXPONENTS,
     learning: Sequence[float] = _LEARNING,
 ) -> list[FittedLaw]:
     """The least-squares law for each pair of exponents c and k, the best first.
 
     values     losses (models, periods)
     used       cells to fit, bool (models, periods); others may be NaN
-    event      a break or season to include in the law
+    event      an event to include in the law
     exponents  values of c to try
     learning   values of k to try
     """
-    counts = np.maximum(used.sum(0), 1)
-
-    def centred(x: Array) -> Array:
-        """The used cells, (cells,), minus the mean of their period.
-
-        This removes the difficulty d of each period, which is a free parameter.
-        """
-        x = np.where(used, x, 0.0)
-        return np.asarray((x - x.sum(0) / counts)[used])
-
-    target = centred(values)
-    of_event = [centred(shape) for shape in event_shapes(axes, event)]
+    columns = AgeColumns(axes, event)
+    target = _centred(values, used)
+    of_event = [_centred(shape, used) for shape in columns.of_event]
+    choices_of_event = [of_event]
+    if isinstance(event, Change):
+        choices_of_event = []
+        for exponent in EXPONENTS:
+            forgotten = _centred(columns.forgotten(exponent), used)
+            choices_of_event.append([*of_event, forgotten])
     gains = {}
     for k in learning:
         gain = left_to_gain(axes.amounts, k)[:, None] * np.ones(len(axes.periods))
-        gains[k] = centred(gain)
-    ages = axes.counted_ages(event)
+        gains[k] = _centred(gain, used)
     in_bend = np.ones_like(used[used])
     if isinstance(event, Change):
         in_bend = ((axes.until >= event.first)[:, None] & used)[used]
@@ -109,22 +120,52 @@ def fit_laws(
     step = axes.step
     fits = []
     for c in exponents:
-        aged = centred(np.maximum(ages, 0.0) ** c)
-        forgotten = centred(np.maximum(-ages, 0.0) ** c)
+        aged = _centred(columns.aged(c), used)
+        past = _centred(columns.past(c), used)
         for k, gain in gains.items():
             # The fit has non-negative coefficients; two columns of opposite sign let b be negative.
             # Otherwise the interval of b would end at 0 on a stream without drift.
-            design = np.column_stack([aged, -aged, forgotten, gain, *of_event])
-            solution, residual = nnls(design, target)
-            rise, fall, f, g, *size = map(float, solution)
-            bend = _bend(axes, used, in_bend, target - design @ solution)
+            design = [aged, -aged, past, gain]
+            fit = _least_squares(design, choices_of_event, target)
+            rise, fall, f, g, *size = fit.coefficients
+            bend = _bend(axes, used, in_bend, fit.residuals)
             law = Law(rise - fall, c, f, g, k, amount, step, bend)
             if isinstance(event, Season):
                 law = law._replace(s=size[0], year=event.year)
             if isinstance(event, Grace):
                 law = law._replace(grace=event.length)
-            fits.append(FittedLaw(float(residual), law))
+            fits.append(FittedLaw(fit.residual, law))
     return sorted(fits, key=lambda fit: fit.residual)
+
+
+def _centred(x: Array, used: Any) -> Array:
+    """The used cells, (cells,), minus the mean of their period.
+
+    This removes the difficulty d of each period, which is a free parameter.
+    """
+    x = np.where(used, x, 0.0)
+    return np.asarray((x - x.sum(0) / np.maximum(used.sum(0), 1))[used])
+
+
+class _LeastSquares(NamedTuple):
+    """A fit with non-negative coefficients."""
+
+    coefficients: list[float]
+    residual: float  # norm of the residuals
+    residuals: Array  # (cells,)
+
+
+def _least_squares(
+    design: Sequence[Array], choices_of_event: Sequence[Sequence[Array]], target: Array
+) -> _LeastSquares:
+    """Fit the target by the design and the columns of an event that fit best."""
+    fits = []
+    for of_event in choices_of_event:
+        columns = np.column_stack([*design, *of_event])
+        solution, residual = nnls(columns, target)
+        residuals = target - columns @ solution
+        fits.append(_LeastSquares(solution.tolist(), float(residual), residuals))
+    return min(fits, key=lambda fit: fit.residual)
 
 
 def _bend(axes: Axes, used: Any, in_bend: Any, residuals: Array) -> tuple[list[float], list[float]]:
@@ -153,7 +194,7 @@ def find_event(axes: Axes, values: Array, used: Any, plain: FittedLaw, year: flo
     None if none explains enough (_MOST_LEFT).
     """
     inner = (axes.periods > axes.until[1]) & (axes.periods <= axes.until[-1])
-    events: list[Event] = [Break(period) for period in axes.periods[inner].tolist()]
+    events: list[Event] = [Break(period) for period in thinned(axes.periods[inner])]
     oldest = axes.ages[used].max()
     if len(axes.until) >= _LEAST_MODELS and oldest >= _LEAST_YEAR * year:
         events.append(Season(year))
@@ -209,6 +250,9 @@ class Laws:
         self.event: Event | None = find_change(self.axes, self.values, measured, year)
         if not self.event:
             self.event = find_event(self.axes, self.values, measured, plain, year)
+        self.newest_fit = True
+        if not isinstance(self.event, Change):
+            self.newest_fit = newest_fit(self.axes, self.values, measured)
         best, *alternatives = fit_laws(self.axes, self.values, measured, self.event)
         self.whole = best.law
         freedom = measured.sum() - measured.any(0).sum() - 3
@@ -267,6 +311,11 @@ class Laws:
             return False
         return int((self.until > self.event.first).sum()) < _LEAST_SINCE
 
+    @property
+    def just_changed(self) -> bool:
+        """Whether the stream changed so recently that how it drifts now is not known."""
+        return self.too_little_since_change or not self.newest_fit
+
     def effect_of_age(self) -> MeanOverSeeds:
         """`age_effect` with its 90% interval; NaN without losses on the past.
 
@@ -289,8 +338,9 @@ class Laws:
         """`age_effect` of losses on these axes, with its interval."""
         values = age_effect(losses)
         without = []
-        for u, cells in zip(self.until, self._cells_without, strict=True):
-            if u in self.axes.periods:
+        tested = np.isin(self.axes.periods, self.until)
+        for cells in self._cells_without:
+            if not cells.any(0)[tested].all():  # a period with a model of its own is left out
                 seeds = np.where(cells, losses.seeds, np.nan).tolist()
                 effects = age_effect(replace(losses, seeds=seeds))
                 without.append(statistics.fmean(effects))
