@@ -1,4 +1,4 @@
-"""`python -m benchmarks retraining`: rules by hand, nothing of the future, claims of the papers."""
+"""`python -m benchmarks retraining`: rules by hand, nothing of the future, streams, the table."""
 
 from functools import partial
 from pathlib import Path
@@ -10,70 +10,23 @@ from alma.errors import UserError
 from alma.report.advice.law import Array
 from alma.report.advice.matrix import read_groups
 from alma.report.advice.period import Period
-from alma.report.metric import Metric
 from benchmarks.retraining import rules
 from benchmarks.retraining.costs import RuleCost, costs_of, read_costs, start_points, write_costs
 from benchmarks.retraining.forecast_stream import matrix_of_mape
-from benchmarks.retraining.history import (
-    WARM,
-    History,
-    RetrainingStream,
-    Rule,
-    UnknownLossError,
-    cost,
-)
+from benchmarks.retraining.history import WARM, RetrainingStream, Rule, UnknownLossError, cost
 from benchmarks.retraining.language_stream import matrix_of_bits
 from benchmarks.retraining.main import main
 from benchmarks.retraining.streams import read_stream, write_matrix
 from benchmarks.retraining.table import as_markdown, cells_of, score
-
-ERROR = Metric("error", "points", bounds=(0.0, 100.0), in_points=True)
-START = WARM - 1
-OF_RIVER = ("ADWIN", "Page-Hinkley", "KSWIN")
-
-
-def linear(
-    slope: float, periods: int = 48, level: float = 1.0, noise: float = 0.0
-) -> RetrainingStream:
-    """A stream whose models lose `slope` a period of age on periods to come, noise by cell."""
-    at = np.arange(periods)
-    ages = np.abs(at - at[:, None])
-    random = np.random.default_rng(0)
-    losses = level + slope * ages + noise * random.normal(size=(periods, periods))
-    return RetrainingStream("made", losses, ERROR, Period("month"))
-
-
-def broken(at: int, jump: float, periods: int = 48) -> RetrainingStream:
-    """A stream that breaks at a period, with small noise by period."""
-    random = np.random.default_rng(1)
-    until = np.arange(periods)[:, None]
-    tested = np.arange(periods)
-    stale = jump * ((until < at) != (tested < at))
-    losses = 1 + stale + 0.01 * random.normal(size=periods)
-    return RetrainingStream("made", losses, ERROR, Period("month"))
-
-
-def history_at(
-    stream: RetrainingStream, now: int, price: float = 0.1, *, trained: tuple = ()
-) -> History:
-    """The history with the models of the warm-up and those `trained` since."""
-    return History(stream, [*range(WARM), *trained], START, now, price)
-
-
-def rule_named(name: str) -> Rule:
-    """A rule; the test is skipped where it needs river and there is none."""
-    if name in OF_RIVER:
-        pytest.importorskip("river")
-    return rules.RULES[name]
-
-
-def decisions(stream: RetrainingStream, rule: Rule, price: float, end: int = 35) -> list[int]:
-    """The periods in which a rule trains."""
-    trained = list(range(WARM))
-    for now in range(WARM, end + 1):
-        if rule(History(stream, trained, START, now, price)):
-            trained.append(now)
-    return trained[WARM:]
+from tests.benchmarks.retraining_made import (
+    ERROR,
+    START,
+    broken,
+    decisions,
+    history_at,
+    linear,
+    rule_named,
+)
 
 
 def with_future(stream: RetrainingStream, now: int, future: Array) -> RetrainingStream:
@@ -84,16 +37,16 @@ def with_future(stream: RetrainingStream, now: int, future: Array) -> Retraining
 
 
 @pytest.mark.parametrize("name", rules.RULES)
-def test_no_rule_sees_the_future(name: str):
+@pytest.mark.parametrize(("now", "trained"), [(13, ()), (20, (15,)), (30, (14, 22))])
+def test_no_rule_sees_the_future(name: str, now: int, trained: tuple[int, ...]):
     """The decision is the same when what is to come is permuted, or NaN."""
     rule = rule_named(name)
     stream = linear(0.03, noise=0.02)
-    now = 20
-    expected = rule(history_at(stream, now, trained=(15,)))
+    expected = rule(history_at(stream, now, trained=trained))
     permuted = np.random.default_rng(2).permutation(stream.losses.ravel())
     for future in (permuted.reshape(stream.losses.shape), np.full(stream.losses.shape, np.nan)):
         changed = with_future(stream, now, future)
-        assert rule(history_at(changed, now, trained=(15,))) == expected
+        assert rule(history_at(changed, now, trained=trained)) == expected
 
 
 def test_a_history_refuses_the_future_and_models_that_nobody_trained():
@@ -133,48 +86,24 @@ def test_best_on_the_history(price: float, cadence: int):
         assert not rules.best_on_history(history_at(linear(0.1), START + cadence - 1, price))
 
 
+def test_every_k_best_in_hindsight(monkeypatch: pytest.MonkeyPatch):
+    """Over 24 periods at .1 a period and a price of .25, by hand.
+
+    Every 2nd: 12 x (1.1 + 1.2) and 11 trainings, 30.35. Every period: 24 x 1.1 and 23 trainings,
+    32.15; every 3rd: 8 x (1.1 + 1.2 + 1.3) and 7 trainings, 30.55.
+    """
+    monkeypatch.setattr("benchmarks.retraining.costs.RULES", {"never": rules.never})
+    monkeypatch.setattr("benchmarks.retraining.costs.RATIOS", (0.25,))
+    row = costs_of(linear(0.1, 60), 1)[0]
+    assert row.best == pytest.approx(30.35)
+    assert row.cadence == 2
+    assert row.cost == pytest.approx(24 + 0.1 * 300)
+
+
 def test_five_percent_worse():
     """1.01, 1.02, ... 1.06 (ratio 1.0495), 1.07 (1.059)."""
     stream = linear(0.01)
     assert decisions(stream, rules.worse_than_last_time, 1, 20) == [START + 7]
-
-
-def test_cara_threshold():
-    """On 12 periods at .1 a period and a price of .25, training every 2nd costs least."""
-    assert decisions(linear(0.1), rules.cara_threshold, 0.25, 17) == [13, 15, 17]
-    assert decisions(linear(0.1), rules.cara_threshold, 100.0, 20) == []
-
-
-def test_cara_periodic():
-    assert decisions(linear(0.1), rules.cara_periodic, 0.25, 17) == [13, 15, 17]
-    assert decisions(linear(0.1), rules.cara_periodic, 0.05, 14) == [12, 13, 14]
-
-
-def test_upf():
-    """Within a year a model gains 12 a or more at the slope a; a price above that never pays."""
-    stream = linear(0.02, level=0.3)
-    assert rules.upf(history_at(stream, START + 3, 0.01))
-    assert not rules.upf(history_at(stream, START + 3, 5.0))
-    assert not rules.upf(history_at(linear(0.0, level=0.3), START + 3, 0.05))
-
-
-@pytest.mark.parametrize("name", ["ADWIN", "Page-Hinkley", "KSWIN"])
-def test_detectors_fire_after_a_break_and_not_without(name: str):
-    rule = rule_named(name)
-    trained = decisions(broken(20, 0.5), rule, 0.1, 30)
-    assert any(20 <= now <= 26 for now in trained)
-    assert decisions(linear(0.0), rule, 0.1, 30) == []
-
-
-def test_page_hinkley_by_hand():
-    """Losses of deviation 1 around 1, then one of 6 deviations: the sum is above 4 at once."""
-    pytest.importorskip("river")
-    losses = np.ones((20, 20)) + 0.1 * (-1.0) ** np.arange(20)
-    losses[:, WARM] = 1.8
-    stream = RetrainingStream("made", losses, ERROR, Period("month"))
-    assert rules.page_hinkley(history_at(stream, WARM))
-    losses[:, WARM] = 1.1
-    assert not rules.page_hinkley(history_at(stream, WARM))
 
 
 @pytest.mark.parametrize("rule", [rules.alma_plan, rules.alma_due])
@@ -191,35 +120,6 @@ def test_due_sees_a_break_that_the_price_does_not_pay():
     assert rules.alma_due(history_at(stream, 14, 1000.0))
 
 
-# Claims of the papers, on made-up streams of their kind.
-
-
-def test_cara_trains_less_often_at_a_higher_price_and_as_the_drift_asks():
-    """CARA adapts to different drifts and costs of training (abstract of arXiv 2310.04216)."""
-    for rule in (rules.cara_threshold, rules.cara_periodic):
-        counts = [len(decisions(linear(0.05, noise=0.01), rule, price)) for price in (0.02, 0.5)]
-        assert counts[0] > counts[1]
-        slow = len(decisions(linear(0.005, noise=0.001), rule, 0.1))
-        fast = len(decisions(linear(0.1, noise=0.001), rule, 0.1))
-        assert fast > slow
-
-
-def test_cara_costs_about_as_much_as_the_best_cadence_in_hindsight():
-    """CARA is similar to an optimal retrospective algorithm (abstract of arXiv 2310.04216)."""
-    stream = linear(0.05, noise=0.01)
-    fixed = [cost(stream, partial(rules.every, k), START, 35, 0.2) for k in range(1, 25)]
-    for rule in (rules.cara_threshold, rules.cara_periodic):
-        assert cost(stream, rule, START, 35, 0.2) < 1.05 * min(fixed)
-
-
-def test_upf_costs_less_than_a_detector_on_gradual_drift():
-    """UPF beats detection of shifts, which knows no price (abstract of arXiv 2505.14903)."""
-    adwin = rule_named("ADWIN")
-    stream = linear(0.01, level=0.2, noise=0.005)
-    for price in (0.01, 0.1):
-        assert cost(stream, rules.upf, START, 35, price) < cost(stream, adwin, START, 35, price)
-
-
 # Streams and the table.
 
 
@@ -231,7 +131,7 @@ def test_the_sealed_end_is_in_no_open_cost():
     poisoned = base.losses.copy()
     poisoned[:, 80:] = np.nan
     other = RetrainingStream("made", poisoned, ERROR, Period("month"), sealed=20)
-    cheap = {"never": rules.never, "UPF": rules.upf, "ALMA plan": rules.always}
+    cheap = {"never": rules.never, "debt": rules.debt_threshold, "ALMA plan": rules.always}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchmarks.retraining.costs.RULES", cheap)
         assert costs_of(stream, 9) == costs_of(other, 9)
