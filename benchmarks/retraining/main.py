@@ -17,6 +17,7 @@ from alma.errors import Parser, UserError, count
 from alma.files import atomic_write, make_directory
 from benchmarks.retraining.costs import RuleCost, costs_of, read_costs, write_costs
 from benchmarks.retraining.inputs import HOW_TO_CLONE, Inputs
+from benchmarks.retraining.rules import RULES
 from benchmarks.retraining.streams import (
     SOURCES,
     RefusedMatrixError,
@@ -24,7 +25,7 @@ from benchmarks.retraining.streams import (
     missing,
     read_stream,
 )
-from benchmarks.retraining.table import as_markdown
+from benchmarks.retraining.table import as_markdown, by_stream, cells_of, is_made_stream
 
 
 class Places(NamedTuple):
@@ -93,7 +94,20 @@ def main(arguments: Sequence[str]) -> None:
     with atomic_write(options.out / f"{kind}.md", "w") as file:
         file.write(text)
     write_costs(options.out / f"{kind}.csv", rows)
+    _write_means(options.out / f"{kind}_by_stream.csv", rows)
     print(text)
+
+
+def _write_means(path: Path, rows: Sequence[RuleCost]) -> None:
+    """Write the mean cost of each rule on each stream, for docs/figures/retraining.py."""
+    cells = cells_of(rows)
+    lines = ["stream,drift,rule,over_best"]
+    for rule in RULES:
+        for stream, mean in by_stream(cells, rule).items():
+            drift = "made" if is_made_stream(stream) else "real"
+            lines.append(f'{stream},{drift},"{rule}",{mean:.4f}')
+    with atomic_write(path, "w") as file:
+        file.write("\n".join(lines) + "\n")
 
 
 def _costs(name: str, places: Places, starts: int, sealed: bool) -> list[RuleCost]:

@@ -90,7 +90,7 @@ def goals(cells: dict[StreamAtPrice, dict[str, list[float]]]) -> list[str]:
     """Whether the plan costs least in the mean, is near the best rule, and loses to UPF nowhere."""
     means = {}
     for rule in RULES:
-        means[rule] = float(np.mean(list(_by_stream(cells, rule).values())))
+        means[rule] = float(np.mean(list(by_stream(cells, rule).values())))
     least = min(means, key=lambda rule: means[rule])
     far = []
     losses = []
@@ -108,7 +108,7 @@ def goals(cells: dict[StreamAtPrice, dict[str, list[float]]]) -> list[str]:
     ]
 
 
-def _by_stream(cells: dict[StreamAtPrice, dict[str, list[float]]], rule: str) -> dict[str, float]:
+def by_stream(cells: dict[StreamAtPrice, dict[str, list[float]]], rule: str) -> dict[str, float]:
     """The mean cost of a rule over prices and start points, by stream."""
     costs: dict[str, list[float]] = {}
     for cell, by_rule in cells.items():
@@ -122,15 +122,17 @@ def _summary(cells: dict[StreamAtPrice, dict[str, list[float]]]) -> list[list[st
     header = ["rule", "mean", f"above {OURS}", "real", "made"]
     header += [f"price {ratio:g}" for ratio in ratios]
     table = [[*header, "worst stream", f"{OURS} wins / ties / losses"]]
-    ours = _by_stream(cells, OURS)
+    ours = by_stream(cells, OURS)
     summaries = []
     for rule in RULES:
-        by_stream = _by_stream(cells, rule)
-        mean = float(np.mean(list(by_stream.values())))
-        difference = [by_stream[stream] - ours[stream] for stream in by_stream]
+        cost_by_stream = by_stream(cells, rule)
+        mean = float(np.mean(list(cost_by_stream.values())))
+        difference = [cost_by_stream[stream] - ours[stream] for stream in cost_by_stream]
         row = [rule, f"{mean:.3f}", "" if rule == OURS else _signed(difference)]
         for is_made in (False, True):
-            kind = [cost for stream, cost in by_stream.items() if _is_made(stream) == is_made]
+            kind = [
+                cost for stream, cost in cost_by_stream.items() if is_made_stream(stream) == is_made
+            ]
             row.append(f"{np.mean(kind):.3f}" if kind else "")
         means = {cell: float(np.mean(by_rule[rule])) for cell, by_rule in cells.items()}
         for ratio in ratios:
@@ -151,7 +153,8 @@ def _signed(values: Sequence[float]) -> str:
     return text if math.isnan(low) else f"{text} [{low:+.3f}, {high:+.3f}]"
 
 
-def _is_made(stream: str) -> bool:
+def is_made_stream(stream: str) -> bool:
+    """Whether the drift of a stream is made."""
     return stream in SOURCES and SOURCES[stream].is_made
 
 
