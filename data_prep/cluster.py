@@ -69,13 +69,20 @@ class ClusterWork(Work):
             waiting = [share for share in waiting if share.marker not in ids]
 
     def _submit(self, shares: list[ShareJob], folder: Path, ids: dict[Path, str]) -> None:
-        """Submit shares, or as many as the queue takes; add their `ids`. UserError: not one."""
+        """Submit shares, or as many as the queue takes, at least one; add their `ids`.
+
+        Waits for room: jobs of the stage before, whose work is done, may still be ending.
+        UserError: SLURM refuses, or its limit allows no job.
+        """
         send = submission.to_slurm(folder, "fix this and rerun the command")
-        try:
-            submission.submit(shares, self._resources, send, ids)
-        except submission.QueueIsFull:
-            if not ids:
-                raise
+        full_queue = submission.FullQueue()
+        while not ids:
+            try:
+                submission.submit(shares, self._resources, send, ids)
+            except submission.QueueIsFull as error:
+                if not ids:
+                    full_queue.check(error)
+                    full_queue.wait()
 
     def _shares(self, stage: str, tasks: list[Task], directory: Path) -> list[ShareJob]:
         """The tasks dealt to jobs in turn, the heaviest first."""

@@ -106,12 +106,13 @@ def _best_from(
     candidates = []
     for at in range(since + 1, now + AHEAD + 1):
         served.append(fitted.mean(model, at))
-        rest = Schedule(0.0, 0, ())
+        following = Schedule(0.0, 0, ())
         if len(served) <= len(later):
-            rest = later[len(served) - 1]
-        cost = sum(served) + rest.cost
+            following = later[len(served) - 1]
+        cost = sum(served) + following.cost
         if len(served) <= len(later) or at == now + AHEAD:
-            candidates.append(Schedule(cost, rest.trainings, (*served, *rest.means)))
+            means = (*served, *following.means)
+            candidates.append(Schedule(cost, following.trainings, means))
     return min(candidates, key=lambda schedule: schedule.cost)
 
 

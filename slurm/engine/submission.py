@@ -30,7 +30,8 @@ _PYTHON = shielded(f"{shlex.quote(sys.executable)} -P")
 _FULL = ("SubmitJob", "Resource temporarily unavailable")
 """In what sbatch says at a limit of jobs in the queue, such as AssocMaxSubmitJobLimit of a user,
 QOSGrpSubmitJobsLimit of a group, or MaxJobCount of the cluster."""
-_FULL_SECONDS = 30.0  # until the next try when other jobs of the user fill the queue
+_FULL_SECONDS = 30.0  # most, until the next try when other jobs of the user fill the queue
+_FIRST_FULL_SECONDS = 1.0  # a job that is just ending still counts
 _TRANSIENT = ("nodes are busy", "node not available", *_FULL)
 _NO_NODE = "node configuration is not available"
 Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
@@ -40,6 +41,31 @@ jobs as an array."""
 
 class QueueIsFull(UserError):
     """SLURM takes no more jobs of this user until some of those in the queue have ended."""
+
+
+class FullQueue:
+    """Decides whether to wait for room in a full queue; one object for each try to submit."""
+
+    def __init__(self) -> None:
+        self._was_empty = False
+        self._pause = _FIRST_FULL_SECONDS
+
+    def check(self, error: QueueIsFull) -> None:
+        """Say that the rest waits. UserError: twice no job of this user was in the queue, so that
+        SLURM's limit allows no job."""
+        refusal = error.args[0].partition(";")[0]
+        is_empty = not any(state.live for state in ask().values())
+        if is_empty and self._was_empty:  # at the first time the last job may just have ended
+            problem = "no job of yours is in the queue, so waiting does not help"
+            raise UserError(f"{refusal}; {problem}: ask who set this limit") from error
+        self._was_empty = is_empty
+        say(f"{refusal}; submits the rest when jobs have ended")
+
+    def wait(self) -> None:
+        """Sleep, each time longer, while other jobs are in the queue."""
+        if not self._was_empty:
+            time.sleep(min(self._pause, _FULL_SECONDS))
+            self._pause *= 2
 
 
 def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
@@ -116,7 +142,7 @@ def submit_all(start: Callable[[], None], runs: Sequence[Path], wait: bool) -> N
     StageFailed: a job has failed meanwhile. QueueIsFull: the queue is full, without `wait`.
     UserError: the limit allows no job.
     """
-    was_empty = False
+    full_queue = FullQueue()
     while True:
         try:
             start()
@@ -124,19 +150,13 @@ def submit_all(start: Callable[[], None], runs: Sequence[Path], wait: bool) -> N
         except QueueIsFull as error:
             if not wait:
                 raise
-            refusal = error.args[0].partition(";")[0]
-            is_empty = not any(state.live for state in ask().values())
-            if is_empty and was_empty:  # at the first time the last job may just have ended
-                problem = "no job of yours is in the queue, so waiting does not help"
-                raise UserError(f"{refusal}; {problem}: ask who set this limit") from error
-            was_empty = is_empty
-            say(f"{refusal}; submits the rest when jobs have ended")
+            full_queue.check(error)
         if queue.live_jobs(runs):
             problems = [job for job in queue.wait(runs) if job.state != queue.NEVER]
             if problems:
                 raise children.StageFailed("; ".join(map(str, problems)))
-        elif not is_empty:
-            time.sleep(_FULL_SECONDS)
+        else:
+            full_queue.wait()
 
 
 def follow(runs: Sequence[Path], wait: bool) -> list[JobStatus]:

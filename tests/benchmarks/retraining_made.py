@@ -118,8 +118,8 @@ def least_possible_cost(stream: RetrainingStream, start: int, end: int, price: f
         served = 0.0
         for at in range(model + 1, end + 1):
             served += float(stream.losses[model, at])
-            rest = price + least[at] if at < end else 0.0
-            candidates.append(served + rest)
+            later = price + least[at] if at < end else 0.0
+            candidates.append(served + later)
         least[model] = min(candidates)
     return least[start]
 

@@ -103,6 +103,25 @@ def test_upf_fits_what_is_linear_and_knows_its_residuals():
     assert fitted.deviation == pytest.approx(0.01, abs=0.003)
 
 
+def test_upf_learns_from_all_known_pairs_in_service(monkeypatch: pytest.MonkeyPatch):
+    """66 of the warm-up; of its 12 models on 2 periods since, 24; of the one trained since, 1."""
+    pytest.importorskip("sklearn")
+    seen = []
+
+    def forecast(pairs: Array, losses: Array) -> upf.Forecast:
+        seen.append((pairs, losses))
+        return _exact(0.02)
+
+    monkeypatch.setattr(upf, "forecast", forecast)
+    upf.upf(history_at(linear(0.1), START + 2, trained=(START + 1,)))
+    pairs, losses = seen[0]
+    assert len(pairs) == 66 + 24 + 1
+    ages = pairs[:, 1] - pairs[:, 0]
+    assert ages.min() == 1
+    assert pairs.max() == START + 2
+    assert losses == pytest.approx((1 + 0.1 * ages) / 100)
+
+
 def test_upf_high_costs_by_hand():
     """12 losses of mean .5 and deviation .1, two prices of 3: 12 + 1.645 x .1 x the root of 12.
 

@@ -14,6 +14,7 @@ from alma.files import LOCK
 from alma.stream import Stream
 from data_prep.cluster import ClusterWork
 from data_prep.work import Task
+from slurm.engine import squeue, submission
 from slurm.engine.resources import Resources
 
 DRIVER = """
@@ -96,6 +97,36 @@ def test_a_refused_submission_leaves_no_jobs(slurm, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="sbatch refused alma-scan"):
         ClusterWork(2, Resources(gpus_per_node=0)).run("scan", tasks, "file")
     assert slurm.calls("scancel") == [["7"]]
+
+
+def test_a_full_queue_is_waited_for(slurm, tmp_path, monkeypatch):
+    """Also where the jobs that fill it are of the stage before, whose work is done."""
+    refusals = iter(range(2))
+    running = {"5": squeue.JobState("RUNNING")}
+
+    def send(name, jobs, resources, dependency):
+        for _ in refusals:
+            raise submission.QueueIsFull("sbatch refused alma-scan: AssocMaxSubmitJobLimit; fix")
+        for job in jobs:
+            job.tasks[0].done.touch()
+            job.marker.touch()
+        return ["7"]
+
+    monkeypatch.setattr(submission, "to_slurm", lambda folder, remedy: send)
+    monkeypatch.setattr(submission, "largest_array", lambda: 1)
+    monkeypatch.setattr(submission, "ask", lambda: running)
+    monkeypatch.setattr(submission, "_FIRST_FULL_SECONDS", 0)
+    task = Task(tmp_path / "0.npz", 1, print, {})
+    work = ClusterWork(1, Resources(gpus_per_node=0))
+    work.run("scan", [task], "file")
+    assert task.done.exists()
+
+    task.done.unlink()
+    refusals = iter(range(9))
+    running.clear()
+    with pytest.raises(UserError, match="AssocMaxSubmitJobLimit; no job of yours is in the queue"):
+        work.run("scan", [task], "file")
+    assert next(refusals) == 2
 
 
 def test_a_share_that_fails_or_is_interrupted_leaves_no_jobs(cluster, corpus, tmp_path):

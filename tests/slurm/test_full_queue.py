@@ -18,7 +18,7 @@ from slurm.launch import main as alma_train
 from slurm.vision.__main__ import main as alma_images
 from tests.machine_fields import without_machine_fields
 from tests.slurm import accounting
-from tests.slurm.cluster import Cluster, missing
+from tests.slurm.cluster import FINAL, Cluster, missing
 from tests.slurm.test_trainer import BESIDE, TRAINER
 from tests.vision.conftest import command as images_here
 from tests.vision.test_grown import forget
@@ -38,7 +38,8 @@ def small_queue():
 
 @pytest.fixture(autouse=True)
 def here(small_queue, tmp_path, monkeypatch):
-    """Commands of this process use the cluster, and look at its queue more often."""
+    """This process uses the cluster, empty at first, and looks at its queue more often."""
+    small_queue.until(lambda: all(job["JobState"] in FINAL for job in small_queue.jobs().values()))
     for name, value in small_queue.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
