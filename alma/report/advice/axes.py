@@ -1,4 +1,4 @@
-"""The axes of an evaluation matrix: ages and amounts of training, and the shapes of events."""
+"""The axes of an evaluation matrix, and the columns of the law that depend on age."""
 
 from typing import NamedTuple
 
@@ -47,7 +47,51 @@ class Axes(NamedTuple):
         return 1 + float(self.periods[-1] - self.until[0]) / self.step
 
 
-def event_shapes(axes: Axes, event: Event | None) -> list[Array]:
+class AgeColumns:
+    """The columns of the law that depend on age, for coefficients of 1, (models, periods) each.
+
+    Both the test of a change and the fit take theirs from here, so that they know the same laws.
+    """
+
+    def __init__(self, axes: Axes, event: Event | None):
+        self._ages = axes.ages
+        self._counted = axes.counted_ages(event)
+        self.of_event = _event_shapes(axes, event)
+
+    def aged(self, exponent: float) -> Array:
+        """Of b: the counted age of cells of later periods."""
+        return np.asarray(np.maximum(self._counted, 0.0) ** exponent)
+
+    def past(self, exponent: float) -> Array:
+        """Of f: the counted age of cells of the past."""
+        return np.asarray(np.maximum(-self._counted, 0.0) ** exponent)
+
+    def forgotten(self, exponent: float) -> Array:
+        """The whole age of cells of the past: a change of the drift does not end forgetting."""
+        return np.asarray(np.maximum(-self._ages, 0.0) ** exponent)
+
+
+def curve_columns(ages: Array, step: float) -> list[Array]:
+    """Columns of a curve over `ages` >= 0 that is 0 at 0, linear between knots and else free.
+
+    Its knots are 1, 2, 3, 5, 8, ... `step`s (Fibonacci): curves over age bend less at larger ages.
+    One column, of the shape of `ages`, for each knot up to the largest age.
+    """
+    largest = float(ages.max())
+    if largest == 0:
+        return []
+    knots = [0.0]
+    knot = step
+    following = 2 * step
+    while knot < largest:
+        knots.append(knot)
+        knot, following = following, knot + following
+    knots.append(largest)
+    heights = np.eye(len(knots))[1:]
+    return [np.interp(ages, knots, of_knot) for of_knot in heights]
+
+
+def _event_shapes(axes: Axes, event: Event | None) -> list[Array]:
     """Columns of the design for an event of size 1, (models, periods) each; [] without one.
 
     For cells of later periods and of the past, which have separate coefficients.

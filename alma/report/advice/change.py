@@ -1,28 +1,36 @@
 """Whether a stream drifts at another rate since some period, or only beyond some age.
 
-One law for all of history hides drift that has just begun or ended. The test compares, of cells
-alone, laws with and without such an event. A free term for each model and each period is taken out
-of all losses first: how good a model is and how hard a period is differ far more than the cells do,
-and would hide a change of the last few months. What is left is how much two models lose to each
-other on their two periods.
+One law for all of history hides drift that has just begun or ended. The test of a *change* asks
+whether losses depend on more than age, whatever their curves over age are: a law of the wrong
+curve would seem to change. The test of a *grace* has a free curve on the past alone, and compares
+the law with a time without loss to the law without. Both compete with a break and a season.
+
+A free term for each model and each period is taken out first: how good a model is and how hard a
+period is differ far more than the cells do, and would hide a change of the last few months. What
+is left is how much two models lose to each other on their two periods.
+
+Cells that are correlated along both tests and models by .8 look like a change: 2 of 60 matrices
+of 12 models, 10 of 60 of 24.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from alma.report.advice.axes import Axes, event_shapes
-from alma.report.advice.law import Array, Break, Change, Event, Grace, Season
+from alma.report.advice.axes import AgeColumns, Axes, curve_columns
+from alma.report.advice.law import EXPONENTS, Array, Break, Change, Event, Grace, Season
 
-_EXPONENTS = (0.25, 0.5, 1.0)  # of age, as in the law
+_Candidate = TypeVar("_Candidate", Change, Grace)
+_LEAST_RESIDUAL = 1e-9  # of losses without noise
+_ROUNDING = 1e-9  # part of a column that counts as none
 _MOST_TIMES = 50  # most times of a change, and of a break, that are tried
 _MOST_GRACE = 6  # longest time without loss that is tried, in steps between models
-_LEAST_RATIO = (0.8, 8.0)
-"""Least log-likelihood ratio for an event, where each model counts as one observation: the first
-number, or the second over the number of models. Of made-up streams without one, with cells that
-differ by .005 to .02 nats, alone or correlated by .8, at most 1 of 100 with 12 models reach it."""
+_LEAST_RATIO = {Change: 10.0, Grace: 5.5}
+"""Least log-likelihood ratio for an event, times the number of models: each counts as one
+observation, and chance reaches less the more there are. Measured in docs/results/cadence.md."""
+_LEAST_RATIO_OF_MANY = 0.2  # least ratio however many models there are: no law fits exactly
 
 
 def find_change(axes: Axes, values: Array, used: Any, year: float) -> Change | Grace | None:
@@ -34,26 +42,46 @@ def find_change(axes: Axes, values: Array, used: Any, year: float) -> Change | G
     used    cells that were measured, bool (models, periods)
     year    length of a year on the axis of the losses; inf: no season explains the losses instead
     """
-    cells = _Cells(axes, values, used)
-    if len(axes.until) < 4 or cells.freedom < len(axes.until):
-        return None
-    unchanging: list[Event | None] = [None]
-    inner = (axes.periods > axes.until[1]) & (axes.periods <= axes.until[-1])
-    unchanging += [Break(period) for period in _thinned(axes.periods[inner])]
-    if math.isfinite(year):
-        unchanging.append(Season(year))
-    changes: list[Change | Grace] = [Change(first) for first in _thinned(axes.until[1:-1])]
-    longest = min(_MOST_GRACE, float(axes.ages[used].max() / axes.step) - 2)
-    changes += [Grace(length * axes.step) for length in range(1, int(longest) + 1)]
-    unchanged = min(cells.residual(event) for event in unchanging)
-    residuals = [cells.residual(change) for change in changes]
-    least = max(min(residuals), 1e-9)
     count = len(axes.until)
-    ratio = (count - 1) * math.log(max(unchanged, 1e-9) / least)
-    constant, of_few = _LEAST_RATIO
-    if ratio <= max(constant, of_few / count):
+    if count < 4:
         return None
-    return changes[residuals.index(min(residuals))]
+    later = np.maximum(axes.ages, 0.0)
+    past = np.maximum(-axes.ages, 0.0)
+    curve_of_past = curve_columns(past, axes.step)
+    curves = [*curve_columns(later, axes.step), *curve_of_past]
+    of_change = _Cells(axes, values, used, curves, exponents=(1.0,))
+    if of_change.freedom < 2 * count:
+        return None
+    changes = [Change(first) for first in _thinned(axes.until[1:-1])]
+    change = _least_residual(of_change, changes, year)
+    if change:
+        return change
+    longest = min(_MOST_GRACE, float(later[used].max() / axes.step) - 2)
+    graces = [Grace(length * axes.step) for length in range(1, int(longest) + 1)]
+    of_grace = _Cells(axes, values, used, curve_of_past, EXPONENTS)
+    return _least_residual(of_grace, graces, year)
+
+
+def _least_residual(
+    cells: "_Cells", candidates: Sequence[_Candidate], year: float
+) -> _Candidate | None:
+    """The candidate that leaves the least residual; None if it could be chance."""
+    if not candidates:
+        return None
+    axes = cells.axes
+    rivals: list[Event | None] = [None]
+    inner = (axes.periods > axes.until[1]) & (axes.periods <= axes.until[-1])
+    rivals += [Break(period) for period in _thinned(axes.periods[inner])]
+    if math.isfinite(year):
+        rivals.append(Season(year))
+    of_rivals = max(min(cells.residual(event) for event in rivals), _LEAST_RESIDUAL)
+    residuals = [cells.residual(event) for event in candidates]
+    of_best = max(min(residuals), _LEAST_RESIDUAL)
+    best = candidates[residuals.index(min(residuals))]
+    count = len(axes.until)
+    ratio = (count - 1) * math.log(of_rivals / of_best)
+    least_ratio = max(_LEAST_RATIO[type(best)] / count, _LEAST_RATIO_OF_MANY)
+    return best if ratio > least_ratio else None
 
 
 def _thinned(times: Array) -> list[float]:
@@ -63,10 +91,23 @@ def _thinned(times: Array) -> list[float]:
 
 
 class _Cells:
-    """The measured cells, without what models and periods add to them."""
+    """The measured cells, without what models and periods add to them, and free curves over age."""
 
-    def __init__(self, axes: Axes, values: Array, used: Any):
+    def __init__(
+        self,
+        axes: Axes,
+        values: Array,
+        used: Any,
+        curves: Sequence[Array],
+        exponents: Sequence[float],
+    ):
+        """Take the free terms out of the cells.
+
+        curves     columns (models, periods) that are free, too
+        exponents  of age in laws
+        """
         self.axes = axes
+        self.exponents = exponents
         self.used = used
         self._rows, self._columns = np.nonzero(used)
         self._models = len(axes.until)
@@ -77,11 +118,17 @@ class _Cells:
         of_periods = np.diag(cells.sum(0))
         products = np.block([[of_models, cells], [cells.T, of_periods]])
         self._inverse = np.linalg.pinv(products, hermitian=True)
-        self.freedom = len(self._rows) - int(np.linalg.matrix_rank(products, hermitian=True))
+        columns = np.zeros((len(self._rows), len(curves)))
+        for index, curve in enumerate(curves):
+            columns[:, index] = self._without_terms(curve)
+        left, sizes, _ = np.linalg.svd(columns, full_matrices=False)
+        self._curves = left[:, sizes > _ROUNDING * sizes.max(initial=1.0)]  # orthonormal
+        terms = int(np.linalg.matrix_rank(products, hermitian=True))
+        self.freedom = len(self._rows) - terms - self._curves.shape[1]
         """Cells minus free terms."""
         self._target = self._remaining(values)
 
-    def _remaining(self, values: Array) -> Array:
+    def _without_terms(self, values: Array) -> Array:
         """The used cells, (cells,), without the terms of models and periods."""
         cells = np.asarray(values, dtype=float)[self.used]
         of_models = np.bincount(self._rows, cells, self._models)
@@ -91,18 +138,25 @@ class _Cells:
             cells - terms[: self._models][self._rows] - terms[self._models :][self._columns]
         )
 
-    def residual(self, event: Event | None) -> float:
-        """The least norm of residuals over exponents of age, of laws with this event."""
-        ages = self.axes.counted_ages(event)
-        shapes = event_shapes(self.axes, event)
-        residuals = []
-        for exponent in _EXPONENTS:
-            later = np.maximum(ages, 0.0) ** exponent
-            past = np.maximum(-ages, 0.0) ** exponent
-            residuals.append(self._residual_of([later, past, *shapes]))
-        return min(residuals)
+    def _remaining(self, values: Array) -> Array:
+        """The used cells, (cells,), without all that is free."""
+        cells = self._without_terms(values)
+        remaining = cells - self._curves @ (self._curves.T @ cells)
+        if np.linalg.norm(remaining) <= _ROUNDING * np.linalg.norm(cells):
+            return np.zeros_like(cells)
+        return np.asarray(remaining)
 
-    def _residual_of(self, shapes: Sequence[Array]) -> float:
-        design = np.column_stack([self._remaining(shape) for shape in shapes])
-        solution = np.linalg.lstsq(design, self._target, rcond=1e-9)[0]
-        return float(np.linalg.norm(self._target - design @ solution))
+    def residual(self, event: Event | None) -> float:
+        """The least norm of residuals over `exponents` of age, of laws with this event."""
+        columns = AgeColumns(self.axes, event)
+        of_event = []
+        if not isinstance(event, Change):  # the free curves hold the time before it
+            of_event = [self._remaining(shape) for shape in columns.of_event]
+        residuals = []
+        for exponent in self.exponents:
+            aged = self._remaining(columns.aged(exponent))
+            past = self._remaining(columns.past(exponent))
+            design = np.column_stack([aged, past, *of_event])
+            solution = np.linalg.lstsq(design, self._target, rcond=_ROUNDING)[0]
+            residuals.append(float(np.linalg.norm(self._target - design @ solution)))
+        return min(residuals)

@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+EXPONENTS = (0.25, 0.5, 1.0)
+"""Exponents of age that are tried."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Change:
     """An event: the stream drifts at another rate since some period.
 
     b and f are those since then: a counts only the time from `first` on, and w the time before it.
+    A further term of cells on the past, of the whole age with an exponent of its own, is what
+    models forget at any rate of the drift.
     """
 
     first: float

@@ -17,12 +17,21 @@ import numpy as np
 from scipy.optimize import nnls
 
 from alma.errors import UserError
-from alma.report.advice.axes import Axes, event_shapes
+from alma.report.advice.axes import AgeColumns, Axes
 from alma.report.advice.change import find_change
-from alma.report.advice.law import Array, Break, Change, Event, Grace, Law, Season, left_to_gain
+from alma.report.advice.law import (
+    EXPONENTS,
+    Array,
+    Break,
+    Change,
+    Event,
+    Grace,
+    Law,
+    Season,
+    left_to_gain,
+)
 from alma.report.losses import LEAST_CELLS, Losses, MeanOverSeeds, age_effect, t_interval
 
-_EXPONENTS = (0.25, 0.5, 1.0)  # grid of c
 _LEARNING = (0.0, 0.5, 1.0)  # grid of k
 _MOST_LEFT = {Break: 0.5, Season: 0.85}  # largest fraction of residuals that an event may leave
 _LEAST_MODELS = 6  # fewest models for a season; the three models of TiC-LM would seem to have one
@@ -74,34 +83,30 @@ def fit_laws(
     values: Array,
     used: Any,
     event: Event | None = None,
-    exponents: Sequence[float] = _EXPONENTS,
+    exponents: Sequence[float] = EXPONENTS,
     learning: Sequence[float] = _LEARNING,
 ) -> list[FittedLaw]:
     """The least-squares law for each pair of exponents c and k, the best first.
 
     values     losses (models, periods)
     used       cells to fit, bool (models, periods); others may be NaN
-    event      a break or season to include in the law
+    event      an event to include in the law
     exponents  values of c to try
     learning   values of k to try
     """
-    counts = np.maximum(used.sum(0), 1)
-
-    def centred(x: Array) -> Array:
-        """The used cells, (cells,), minus the mean of their period.
-
-        This removes the difficulty d of each period, which is a free parameter.
-        """
-        x = np.where(used, x, 0.0)
-        return np.asarray((x - x.sum(0) / counts)[used])
-
-    target = centred(values)
-    of_event = [centred(shape) for shape in event_shapes(axes, event)]
+    columns = AgeColumns(axes, event)
+    target = _centred(values, used)
+    of_event = [_centred(shape, used) for shape in columns.of_event]
+    choices_of_event = [of_event]
+    if isinstance(event, Change):
+        choices_of_event = []
+        for exponent in EXPONENTS:
+            forgotten = _centred(columns.forgotten(exponent), used)
+            choices_of_event.append([*of_event, forgotten])
     gains = {}
     for k in learning:
         gain = left_to_gain(axes.amounts, k)[:, None] * np.ones(len(axes.periods))
-        gains[k] = centred(gain)
-    ages = axes.counted_ages(event)
+        gains[k] = _centred(gain, used)
     in_bend = np.ones_like(used[used])
     if isinstance(event, Change):
         in_bend = ((axes.until >= event.first)[:, None] & used)[used]
@@ -109,22 +114,52 @@ def fit_laws(
     step = axes.step
     fits = []
     for c in exponents:
-        aged = centred(np.maximum(ages, 0.0) ** c)
-        forgotten = centred(np.maximum(-ages, 0.0) ** c)
+        aged = _centred(columns.aged(c), used)
+        past = _centred(columns.past(c), used)
         for k, gain in gains.items():
             # The fit has non-negative coefficients; two columns of opposite sign let b be negative.
             # Otherwise the interval of b would end at 0 on a stream without drift.
-            design = np.column_stack([aged, -aged, forgotten, gain, *of_event])
-            solution, residual = nnls(design, target)
-            rise, fall, f, g, *size = map(float, solution)
-            bend = _bend(axes, used, in_bend, target - design @ solution)
+            design = [aged, -aged, past, gain]
+            fit = _least_squares(design, choices_of_event, target)
+            rise, fall, f, g, *size = fit.coefficients
+            bend = _bend(axes, used, in_bend, fit.residuals)
             law = Law(rise - fall, c, f, g, k, amount, step, bend)
             if isinstance(event, Season):
                 law = law._replace(s=size[0], year=event.year)
             if isinstance(event, Grace):
                 law = law._replace(grace=event.length)
-            fits.append(FittedLaw(float(residual), law))
+            fits.append(FittedLaw(fit.residual, law))
     return sorted(fits, key=lambda fit: fit.residual)
+
+
+def _centred(x: Array, used: Any) -> Array:
+    """The used cells, (cells,), minus the mean of their period.
+
+    This removes the difficulty d of each period, which is a free parameter.
+    """
+    x = np.where(used, x, 0.0)
+    return np.asarray((x - x.sum(0) / np.maximum(used.sum(0), 1))[used])
+
+
+class _LeastSquares(NamedTuple):
+    """A fit with non-negative coefficients."""
+
+    coefficients: list[float]
+    residual: float  # norm of the residuals
+    residuals: Array  # (cells,)
+
+
+def _least_squares(
+    design: Sequence[Array], choices_of_event: Sequence[Sequence[Array]], target: Array
+) -> _LeastSquares:
+    """Fit the target by the design and the columns of an event that fit best."""
+    fits = []
+    for of_event in choices_of_event:
+        columns = np.column_stack([*design, *of_event])
+        solution, residual = nnls(columns, target)
+        residuals = target - columns @ solution
+        fits.append(_LeastSquares(solution.tolist(), float(residual), residuals))
+    return min(fits, key=lambda fit: fit.residual)
 
 
 def _bend(axes: Axes, used: Any, in_bend: Any, residuals: Array) -> tuple[list[float], list[float]]:
