@@ -42,12 +42,11 @@ def main() -> None:
             weight = "bold" if rule == OURS else "normal"
             mean = float(np.mean(values))
             inside = [value for value in values if value <= WIDEST]
-            axes.plot(
-                inside, np.full(len(inside), row), "o", color=colour, alpha=0.25, markersize=5
-            )
+            dots = {"color": colour, "markeredgecolor": "white", "markersize": 5.5}
+            axes.plot(inside, np.full(len(inside), row), "o", **dots)
             if len(inside) < len(values):
-                axes.plot(WIDEST, row, ">", color=colour, alpha=0.4, markersize=6, clip_on=False)
-            axes.barh(row, min(mean, WIDEST), 0.62, color=colour, alpha=0.85, zorder=0)
+                axes.plot(WIDEST, row, ">", color=colour, markersize=6, clip_on=False)
+            axes.barh(row, min(mean, WIDEST), 0.62, color=colour, alpha=0.45, zorder=0)
             axes.text(-0.6, row, rule, ha="right", va="center", color=colour, weight=weight)
             axes.text(WIDEST + 1.2, row, f"+{mean:.1f}%", va="center", color=colour, weight=weight)
         axes.set_xlim(0, WIDEST)
@@ -55,12 +54,9 @@ def main() -> None:
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         axes.set_xticks([0, 10, 20, 30, 40], ["0", "10%", "20%", "30%", "40%"])
-        axes.set_xlabel("cost above the best fixed cadence, which is known only afterwards")
-        axes.set_title(
-            f"Rules of when to retrain: bars are means, dots {streams} real streams",
-            loc="left",
-            fontsize=11,
-        )
+        axes.set_xlabel("above the best fixed cadence, which is known only afterwards")
+        title = f"Extra cost of each rule: bars are means, dots {streams} real streams"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold")
         figure.savefig(FOLDER / "retraining.svg", metadata={"Date": None})
 
 
