@@ -12,7 +12,7 @@ from alma.report.advice.change import find_change
 from alma.report.advice.forecast import turns_up
 from alma.report.advice.law import Change, Grace
 from alma.report.advice.period import Period
-from alma.report.advice.plan import enumerate_plans
+from alma.report.advice.plan import PricedPlans, cheapest, enumerate_plans
 from alma.report.advice.retraining import Retraining
 from alma.report.advice.staleness import fit_laws
 from alma.report.losses import Losses, MeanOverSeeds
@@ -228,3 +228,28 @@ def test_the_table_has_a_row_for_each_stream():
     assert len(rows) == len(STREAMS) + 2
     assert rows[-1][0] == "mean of 1 cells"
     assert zero.text("every 3rd") == "+0.30"
+
+
+def test_only_ages_since_a_change_were_measured():
+    """In sentences, cadences and the slope."""
+    retraining = advice("onset at month 18 of 24", seed=52)
+    assert retraining.laws.event == Change(18)
+    assert "Ages from 1 month to 6 months were measured" in str(words.lines(retraining))
+    assert retraining.cadences == [1, 3, 6]
+    law = retraining.laws.whole
+    assert retraining.slope.mean == pytest.approx(law.b * 6**law.c / 6)
+    assert retraining.aged_most == retraining.aged(6)
+    steady = advice("24 models")
+    assert "Ages from 1 month to 23 months were measured" in str(words.lines(steady))
+
+
+def test_of_plans_of_equal_cost_the_latest_first_training_is_taken():
+    """Without drift each plan of as many trainings costs the same."""
+    plans = enumerate_plans(HORIZON)
+    free = PricedPlans(plans, 0.0, np.zeros(len(plans.rhythms)))
+    assert cheapest(free) == 0  # never
+    once = np.flatnonzero(plans.trainings == 1)
+    losses_but_once = np.ones(len(plans.rhythms))
+    losses_but_once[once] = 0.0
+    best = cheapest(PricedPlans(plans, 0.1, losses_but_once))
+    assert plans.rhythms[best][0] == max(plans.rhythms[i][0] for i in once)

@@ -204,3 +204,31 @@ def test_a_wrong_year_is_remarked_on(tmp_path):
     assert (of_right.metric.name, of_right.metric.remark) == ("WAPE", "")
     line = 2 + 2 * len(weeks) + 1
     assert of_wrong.metric.remark.startswith(f"{wrong}, line {line}: the only value of its trained")
+
+
+@pytest.mark.parametrize("outage", [51, 46])
+def test_an_outage_is_an_event_and_a_typo_is_not(tmp_path, outage):
+    """Models agree that a week was far from usual; a value on which no model agrees is refused."""
+    weeks = range(1, 13)
+    rows = []
+    for until in weeks:
+        for tested in weeks:
+            value = 0.3 + 0.01 * abs(tested - until) + 0.001 * (until * tested % 5)
+            if tested == 9 and until < 9:
+                value = (51, outage)[until % 2]
+            rows.append(f"2026-W{until:02},2026-W{tested:02},{value:.3f}")
+    table = written(tmp_path / "a.csv", *rows, header="trained_until,tested_on,mape")
+    [group] = matrix.read_groups([table])
+    assert group.metric.remark.count("8 models agree on this period: it was read as an event") == 1
+    done = call_advise("--matrix", table)
+    assert (done.returncode, "it was read as an event" in done.stdout) == (0, True)
+    typo = written(tmp_path / "b.csv", *rows, header="trained_until,tested_on,mape")
+    typo.write_text(typo.read_text().replace("W09,2026-W07,0.3", "W09,2026-W07,51.3"))
+    assert "is far from the others of its period and model" in error_of(
+        call_advise("--matrix", typo)
+    )
+    in_outage = table.read_text().replace("W08,2026-W09,51", "W08,2026-W09,510")
+    typo.write_text(in_outage)
+    assert "is far from the others of its period and model" in error_of(
+        call_advise("--matrix", typo)
+    )

@@ -248,8 +248,7 @@ def _group(lines: Sequence[_Line], kind: str, metric: Metric) -> LossGroup:
     for values, name in ((until, "trained_until"), (tested, "tested_on")):
         if len(values) < 2:
             raise UserError(f"{label}: a single value of {name}: staleness needs two or more")
-    _check_extremes(lines, metric)
-    remarks = [metric.remark, *_far_times(lines)]
+    remarks = [metric.remark, *_far_times(lines), *_events(lines, metric)]
     metric = replace(metric, remark=" ".join(filter(None, remarks)))
     seeds = []
     for seed in dict.fromkeys(line.seed for line in lines):
@@ -301,10 +300,12 @@ def _far_times(lines: Sequence[_Line]) -> list[str]:
     return sentences
 
 
-def _check_extremes(lines: Sequence[_Line], metric: Metric) -> None:
-    """Raise a UserError if a value, such as a typo, is far from all others of its period and model.
+def _events(lines: Sequence[_Line], metric: Metric) -> list[str]:
+    """A sentence for each period on which several models are far from their usual values.
 
-    `lines` are those of one group.
+    Such as an outage: an event of the stream, not a typo. `lines` are those of one group.
+
+    UserError: a value is far from all others of its period and model, and no other model agrees.
     """
     losses = [metric.loss(line.value) for line in lines]
     losses_of_period: dict[float, list[float]] = {}
@@ -315,22 +316,41 @@ def _check_extremes(lines: Sequence[_Line], metric: Metric) -> None:
     usual_of_period = {tested: median(losses) for tested, losses in losses_of_period.items()}
     usual_of_model = {model: median(losses) for model, losses in losses_of_model.items()}
     distances = []
+    rises = []
     for line, loss in zip(lines, losses, strict=True):
-        from_period = abs(loss - usual_of_period[line.tested])
-        from_model = abs(loss - usual_of_model[line.model])
-        distances.append(min(from_period, from_model))
-    largest = max(distances)
+        rises.append(loss - usual_of_model[line.model])
+        distances.append(min(abs(loss - usual_of_period[line.tested]), abs(rises[-1])))
     usual = sorted(distances)[-len(distances) // 20 - 1]  # the 95th percentile
     far_apart = _FAR_POINTS
     if metric.nats:
         far_apart = 1 / metric.nats
     elif not metric.in_points:
         far_apart = median(abs(loss) for loss in losses)
-    if largest > max(far_apart, 10 * usual):
-        line = lines[distances.index(largest)]
-        far = "is far from the others of its period and model"
-        place = f"{line.place}, {metric.name}"
-        raise UserError(f"{place}: {line.value:g} {far}: correct it, or leave it out")
+    limit = max(far_apart, 10 * usual)
+    rises_of_period: dict[float, list[float]] = {}
+    for line, rise in zip(lines, rises, strict=True):
+        rises_of_period.setdefault(line.tested, []).append(rise)
+    event_by_period: dict[float, str] = {}
+    by_distance = sorted(range(len(lines)), key=lambda i: distances[i], reverse=True)
+    for i in by_distance:
+        line = lines[i]
+        agreeing = _agreeing(rises[i], rises_of_period[line.tested])
+        name = f"{line.place}, {metric.name}: {line.value:g}"
+        if distances[i] > limit and agreeing < 2:
+            far = "is far from the others of its period and model"
+            raise UserError(f"{name} {far}: correct it, or leave it out")
+        if abs(rises[i]) > limit and agreeing >= 2:
+            event_by_period.setdefault(
+                line.tested,
+                f"{name} is far from the model's other values, and {agreeing} models agree on "
+                "this period: it was read as an event; leave the period out if it was a fault.",
+            )
+    return list(event_by_period.values())
+
+
+def _agreeing(rise: float, rises: Sequence[float]) -> int:
+    """How many of the rises of one period are half to twice as large as this one of them."""
+    return sum(0.5 <= other / rise <= 2 for other in rises) if rise else len(rises)
 
 
 def _period(until: Sequence[float], tested: Sequence[float], kind: str) -> Period:

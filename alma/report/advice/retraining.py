@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from alma.report.advice.law import Law
+from alma.report.advice.law import Change, Law
 from alma.report.advice.period import Period
 from alma.report.advice.plan import Outlook, RetrainingPlan, best_plan
 from alma.report.advice.staleness import Laws
@@ -90,9 +90,25 @@ class Retraining:
         if self.every:
             return sorted(set(self.every))
         usual = self.period.calendar.cadences
-        oldest = max(self.losses.by_age) / self.period.size
+        oldest = max(self.ages_measured) / self.period.size
         reached = sum(cadence <= oldest for cadence in usual)
         return list(usual[: max(2, reached)])
+
+    @cached_property
+    def ages_measured(self) -> list[float]:
+        """Ages above 0 of cells that tell how the stream drifts now, ascending.
+
+        After a change of the drift only models and periods since then do. Without such a cell: the
+        ages of all cells.
+        """
+        since = -math.inf
+        if isinstance(self.laws.event, Change):
+            since = self.laws.event.first
+        until = self.losses.until
+        by_age = self.losses.by_age
+        ages = [age for age in by_age if age > 0]
+        recent = [age for age in ages if any(until[i] >= since for i, _ in by_age[age])]
+        return recent or ages
 
     @cached_property
     def horizon(self) -> int:
@@ -167,14 +183,14 @@ class Retraining:
     @property
     def slope(self) -> MeanOverSeeds:
         """Mean slope of the law's age term b a^c: loss per period, up to the oldest model's age."""
-        oldest = max(self.losses.by_age)
+        oldest = max(self.ages_measured)
         size = self.period.size
         return self.laws.estimate(lambda law: law.b * oldest**law.c * size / oldest)
 
     @cached_property
     def aged_most(self) -> MeanOverSeeds:
         """`aged` up to the rarest cadence, or the oldest model if that is younger."""
-        oldest = int(max(self.losses.by_age) / self.period.size)
+        oldest = int(max(self.ages_measured) / self.period.size)
         return self.aged(max(1, min(oldest, self.cadences[-1])))
 
     @cached_property

@@ -260,7 +260,7 @@ def _basis(retraining: Retraining) -> str:
         drift = "the stream drifts"
         if slope.low <= 0:
             drift += ", though not along this line"
-    ages = [age / period.size for age in retraining.losses.by_age if age > 0]
+    ages = [age / period.size for age in retraining.ages_measured]
     return (
         f"{retraining.metric.change(slope.text())} a {period.noun} of age on average, "
         f"amount of training taken out: {drift}. Ages from {period.span(min(ages))} to "
