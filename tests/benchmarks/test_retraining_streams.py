@@ -141,6 +141,30 @@ def test_a_regression_on_other_inputs_is_that_on_lags():
     assert len(expected) == 8
 
 
+def test_one_command_makes_the_table_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """`python -m benchmarks retraining` on a small matrix; a second start reads its costs."""
+    pytest.importorskip("river")
+    pytest.importorskip("sklearn")
+    at = np.arange(26)
+    random = np.random.default_rng(0)
+    values = 20 + 0.5 * np.abs(at - at[:, None]) + 0.1 * random.normal(size=(26, 26))
+    names = [str(number) for number in range(1, 27)]
+    streams.write_matrix(tmp_path / "shares.csv", "MAPE (%)", names, values)
+    arguments = ["--cache", str(tmp_path), "--out", str(tmp_path / "out"), "--streams", "shares"]
+    main([*arguments, "--starts", "1"])
+    text = capsys.readouterr().out
+    assert text.count("\n| ALMA plan |") == 1
+    assert "* Lowest mean: " in text
+    means = (tmp_path / "out" / "table_by_stream.csv").read_text()
+    assert 'shares,real,"ALMA plan",1.0' in means
+    costs = tmp_path / "out" / "costs-shares-1.csv"
+    costs.write_text(costs.read_text().replace("shares,never,0.05,11,", "shares,never,0.05,11,9"))
+    main([*arguments, "--starts", "1"])
+    assert capsys.readouterr().out != text
+
+
 def test_streams_have_names_of_their_own():
     assert len({source.make for source in streams.SOURCES.values()}) == len(streams.SOURCES)
     sealed = [name for name, source in streams.SOURCES.items() if source.is_sealed]

@@ -296,8 +296,8 @@ WAYS: dict[str, dict[str, Way]] = {
         "alma train experiments/drift": Run((materials.drifting_stream,), stand_in=True),
     },
     "docs/results/retraining.md": {
-        "git clone --bare": Parse(
-            "clones curl and needs an hour; tests/benchmarks/test_retraining_rules.py runs it small"
+        "git clone --bare": RunBy(
+            "tests/benchmarks/test_retraining_streams.py", "python -m benchmarks retraining"
         ),
         "python -m benchmarks retraining_forecast": RunBy(
             "tests/benchmarks/test_retraining_forecast.py", "retraining_forecast"
