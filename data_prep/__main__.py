@@ -97,8 +97,8 @@ def _add_text_flags(command_line: Parser) -> None:
         help=documents,
     )
     key = (
-        "field or column of the text in .jsonl, .json, .parquet and .arrow; in JSON, data.text is "
-        "within data (default: text, with --chat-template messages)"
+        "field or column of the text in .jsonl, .json, .csv, .parquet and .arrow; in JSON, "
+        "data.text is within data (default: text, with --chat-template messages)"
     )
     add("--text-key", metavar="FIELD", help=key)
     split = (

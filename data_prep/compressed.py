@@ -67,7 +67,8 @@ def archive_errors(other_error: type[Exception]) -> tuple[type[Exception], ...]:
 class Skipped(NamedTuple):
     """Bad input of a file.
 
-    Offsets count uncompressed bytes, or the records of a .parquet or .arrow file, from 0.
+    Offsets count uncompressed bytes, or the records of a .parquet or .arrow file, from 0; of a .csv
+    file its lines, from 1.
     """
 
     path: str
@@ -76,7 +77,11 @@ class Skipped(NamedTuple):
     remedy: str = "fix or remove it, or leave it out with --on-bad-input skip"
 
     def __str__(self) -> str:
-        unit = "record" if self.path.endswith((".parquet", ".arrow")) else "byte"
+        unit = "byte"
+        if self.path.endswith((".parquet", ".arrow")):
+            unit = "record"
+        elif Path(self.path.removesuffix(packing(self.path))).suffix == ".csv":
+            unit = "line"
         return f"{self.path}: {self.reason} at {unit} {self.offset}"
 
 

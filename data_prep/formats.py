@@ -9,6 +9,7 @@ import orjson
 
 from data_prep import columns, compressed
 from data_prep.arrow import Arrow
+from data_prep.comma_separated import CommaSeparated
 from data_prep.compressed import (
     Damaged,
     Document,
@@ -114,6 +115,7 @@ class JsonLines(Format):
 FORMATS = {
     ".jsonl": JsonLines(),
     ".json": JsonLines(),
+    ".csv": CommaSeparated(),
     ".warc.wet": Wet(),
     ".wet": Wet(),
     ".parquet": Parquet(),

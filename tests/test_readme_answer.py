@@ -38,6 +38,17 @@ def test_the_printed_answer_is_that_of_the_page():
     assert block_of(text, "answer") == printed, f"{remedy}:\n{printed}"
 
 
+def test_the_page_is_short_and_begins_with_the_answer():
+    text = README.read_text("utf-8")
+    words = re.sub("```.*?```", "", text, flags=re.DOTALL).split()
+    assert len(words) <= 900
+    blocks = re.findall("```(?:bash|text)\n(.*?)```", text, re.DOTALL)[:3]
+    assert blocks[0].count("\n") == 2
+    assert "pip install" in blocks[0]
+    assert blocks[1:] == [block_of(text, "accuracy.csv"), block_of(text, "answer")]
+    assert text.index("--higher-is-better") < text.index("\n## What ALMA is")
+
+
 def main() -> None:
     """Write the printed answer into README.md."""
     text = README.read_text("utf-8")

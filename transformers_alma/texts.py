@@ -66,9 +66,11 @@ def evaluate(task: StageTask, flags: Namespace) -> None:
     from transformers_alma.blocks import Layout, PartBlocks
     from transformers_alma.check import begin_token
     from transformers_alma.evaluation import batches, token_losses
+    from transformers_alma.exported import register_code
 
     folder = task.members[0]
     device = _device(flags.device)
+    register_code(folder)
     tokenizer = _tokenizer_of(folder)
     engine = EngineArguments(dtype=flags.dtype)
     _check_type(folder)

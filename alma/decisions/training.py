@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from alma.decisions.answer import EXIT_CODES, Decision, TrainedModel, Word
 from alma.decisions.record import Record
 from alma.errors import UserError
+from alma.report.advice.amounts import question_of_price, rounded_off
 from alma.report.advice.plan import RetrainingPlan
 from alma.report.advice.retraining import Retraining
 from alma.report.losses import Losses
@@ -164,7 +165,11 @@ def _by_plan(retraining: Retraining) -> Verdict:
         reason = f"the drift has just changed, so what it saves is not known: {text}"
         return Verdict("price", "no evidence", reason)
     saving = plan.savings[opposite]
-    text += f" and saves {saving.text(retraining.money or 1.0)} {unit} against {opposite}"
+    saved = rounded_off(retraining, saving).text(retraining.money or 1.0)
+    text += f" and saves {saved} {unit} against {opposite}"
+    question = question_of_price(retraining)
+    if question:
+        text += f". {question.removesuffix('.')}"
     if not saving.low > 0:
         return Verdict("price", "no evidence", text)
     return Verdict("price", "yes" if trains_now else "no", text)

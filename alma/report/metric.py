@@ -85,7 +85,11 @@ class Metric:
 
     def text(self, loss: float) -> str:
         """An extra loss in a sentence, such as "1.6%" (of perplexity) or "2.1 points of error"."""
-        return self._amount(loss) + self._suffix
+        amount = self._amount(loss)
+        suffix = self._suffix
+        if amount == "1":
+            suffix = suffix.replace(" points", " point", 1)
+        return amount + suffix
 
     def interval(self, mean: float, low: float, high: float) -> str:
         """As `text`, with the interval, such as "4.1% [3%, 5.2%]" or "2 points [1, 3]"."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from alma.errors import UserError
+from alma.escape import terminal
 from alma.files import open_for_writing
 from slurm.engine.forks import Fork, ForkServer, dies_with_parent
 
@@ -24,6 +25,7 @@ OWN_MODULES = {"PYTHONSAFEPATH": "1"}
 """Added to the environment of every child. Otherwise `python -m` would look for modules in the
 current folder first, where a user may have a slurm.py."""
 GRACE_SECONDS = 10  # between SIGTERM and SIGKILL
+_SHOWN = 300  # most characters of a last line of output
 _running: set[int] = set()  # process ids of the children that `run` waits for
 _forks: ForkServer | None = None
 _USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")
@@ -45,7 +47,7 @@ def failures_in_one_line() -> Iterator[None]:
     try:
         yield
     except StageFailed as failed:
-        print(f"error: {failed}", file=sys.stderr)
+        print(f"error: {terminal(str(failed))}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -77,6 +79,7 @@ def run(
     StageFailed, which has `name`, for every other failure.
     """
     problem: re.Match[str] | None = None
+    last_line = ""
     # A log rather than a pipe: it stays complete if the launcher dies, and a worker that keeps a
     # pipe open cannot block the launcher.
     with appending(log) as output, log.open("rb") as appended, open(os.devnull) as nothing:
@@ -97,6 +100,7 @@ def run(
                 for line in filter(None, [*lines, rest] if ended else lines):
                     text = line.decode(errors="replace")
                     problem = last_problem(text) or problem
+                    last_line = text.strip() or last_line
                     if watch:
                         watch(text)
         finally:
@@ -105,7 +109,7 @@ def run(
     if process.returncode in (os.EX_TEMPFAIL, -signal.SIGUSR1, -signal.SIGUSR2):
         raise Saved(f"{name}: stopped by a signal; rerun the command to resume; log: {log}")
     if process.returncode:
-        error = failure(name, process.returncode, problem, f"log: {log}")
+        error = failure(name, process.returncode, problem, f"log: {log}", last_line)
         if process.returncode < 0:  # a killed process logs nothing itself
             with appending(log) as output:
                 output.write(f"error: {error}\n".encode())
@@ -187,15 +191,21 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}").exists()
 
 
-def failure(name: str, code: int, problem: re.Match[str] | None, where: str) -> Exception:
+def failure(
+    name: str, code: int, problem: re.Match[str] | None, where: str, last_line: str = ""
+) -> Exception:
     """The exception for a child that ended with `code`.
 
-    problem: `last_problem` of its output. where: its log or its command.
+    problem: `last_problem` of its output. where: its log or its command. last_line: of its output,
+    shown if no line reports an error and no signal ended it.
     """
     if code == 2 and problem and problem.re is _USER_ERROR:
         return UserError(problem[1])
-    how = f"exit code {code}" if code > 0 else f"signal {-code} ({signal.strsignal(-code)})"
-    return StageFailed(": ".join(filter(None, (name, how, problem and problem[1]))) + f"; {where}")
+    if code > 0:
+        parts = [name, f"exit code {code}", problem[1] if problem else last_line[:_SHOWN]]
+    else:
+        parts = [name, f"signal {-code} ({signal.strsignal(-code)})", problem[1] if problem else ""]
+    return StageFailed(f"{': '.join(filter(None, parts))}; {where}")
 
 
 def last_problem(output: str) -> re.Match[str] | None:

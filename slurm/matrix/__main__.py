@@ -58,7 +58,8 @@ def _add_models(command_line: Parser) -> None:
 def _add_data(command_line: Parser) -> None:
     """Add the flags about the data."""
     add = command_line.add_argument_group("data").add_argument
-    data = ".jsonl, .parquet or .arrow files with dated records, folders of these, or patterns"
+    data = ".jsonl, .csv, .parquet or .arrow files with dated records, folders of these, or "
+    data += "patterns"
     add("--data", nargs="+", required=True, metavar="FILE", help=data)
     by = "year, quarter, month, week, or N-years"
     add("--by", type=span, required=True, metavar="PERIOD", help=by)

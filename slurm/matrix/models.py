@@ -1,6 +1,7 @@
 """The models of a matrix: folders of Hugging Face, stages of runs, or names for a command."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from slurm.matrix.cutoffs import Cutoff, cutoff_of, divide, latest, remedy
 
 _RUN = "run.json"
 _ADAPTER = "adapter_config.json"
+_EXTENSIONS = re.compile(r"(\.[A-Za-z]\w{0,9})+$")  # such as .json, .tar.gz
+_FEWEST = 3  # models of a group, for `alma advise --matrix`
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,10 @@ class TestedModel:
     cutoff: Cutoff
     group: str  # of models that differ by their dates alone
     sha256: str = ""  # of its files; "" until it is computed
+
+    def later(self, periods: Sequence[str]) -> list[str]:
+        """The periods after its training; names of periods of one kind sort as their dates do."""
+        return [period for period in periods if period > self.cutoff.period]
 
     def with_checksum(self, of_all_files: bool) -> "TestedModel":
         """The model with the SHA-256 of its files, or of its name if it has none.
@@ -55,10 +62,19 @@ def find_models(names: Sequence[str], options: ModelOptions) -> list[TestedModel
     """
     models: list[TestedModel] = []
     for name in names:
+        _check_name(name, "MODEL")
         models += _models_of(name.rstrip("/") or name, options)
+    for group in options.groups.values():
+        _check_name(group, "--group")
     _check_options(models, options)
     _check_dates(models)
     return models
+
+
+def _check_name(name: str, place: str) -> None:
+    """UserError: a name that would break lines of the matrix, or of a terminal."""
+    if not name.isprintable():
+        raise UserError(f"{place} {name!r}: a name of printable characters alone: rename it")
 
 
 def _models_of(name: str, options: ModelOptions) -> Iterator[TestedModel]:
@@ -85,7 +101,7 @@ def _models_of(name: str, options: ModelOptions) -> Iterator[TestedModel]:
     date = options.cutoffs.get(name)
     group = options.groups.get(name)
     if group is None:
-        group = _group_of(place.name, options.by)
+        group = _group_of(place, options.by)
     yield TestedModel(name, (member,), cutoff_of(name, date, options.by), group)
 
 
@@ -98,10 +114,16 @@ def _run_above(place: Path) -> Path | None:
     return None
 
 
-def _group_of(name: str, by: str) -> str:
-    """The name of a model without its date; "" if that is the only difference that it shows."""
+def _group_of(place: Path, by: str) -> str:
+    """The name of a model without its date, and of a file without its extensions.
+
+    "" if the date is the only difference that it shows.
+    """
+    name = place.name
     try:
         dated_name = divide(name, by)
+        if place.is_file():
+            dated_name = divide(_EXTENSIONS.sub("", name), by)
     except UserError:  # several dates, and --cutoff says which one
         return name
     return dated_name.rest if dated_name.date else ""
@@ -156,7 +178,8 @@ def _check_checkpoint(checkpoint: Path, run: str, t: int) -> None:
     if not is_folder or (checkpoint / _ADAPTER).is_file():
         words = f"alma export {run} --t {t} --out DIR"
         problem = f"the checkpoint of mega-batch {t} is no folder of Hugging Face"
-        raise UserError(f"{run}: {problem}: write one by `{words}` and test DIR, or give --command")
+        remedies = f"write one by `{words}` for each T, and test these folders, or give --command"
+        raise UserError(f"{run}: {problem}: {remedies}")
     _check_folder(checkpoint)
 
 
@@ -212,6 +235,27 @@ def _check_dates(models: Sequence[TestedModel]) -> None:
             problem = f"the only model of its group, {model.group or 'without a name'}"
             remedies = "give models of several dates; --group MODEL=NAME says which belong together"
             raise UserError(f"{model.name}: {problem}: {remedies}")
+
+
+def remarks_on_dates(models: Sequence[TestedModel], periods: Sequence[str]) -> list[str]:
+    """A line for each group whose matrix would be too small for `alma advise`.
+
+    UserError: no model is tested on a period after its training.
+    """
+    if not any(model.later(periods) for model in models):
+        first = min(models, key=lambda model: model.cutoff.period)
+        problem = f"no period of the data is after {first.cutoff.period}, until which the first"
+        remedies = "give newer data or older models, or correct --cutoff"
+        raise UserError(f"{problem} model was trained, {first.name}: {remedies}")
+    remarks = []
+    for group in dict.fromkeys(model.group for model in models):
+        of_group = [model for model in models if model.group == group]
+        tested_later = [model for model in of_group if model.later(periods)]
+        if len(of_group) < _FEWEST or not tested_later:
+            counts = f"{len(of_group)} models, {len(tested_later)} of them tested on later periods"
+            needs = f"`alma advise` needs {_FEWEST} models, and tests on later periods"
+            remarks.append(f"{group or 'the models'}: {counts}: {needs}")
+    return remarks
 
 
 def _checksum(member: str, of_all_files: bool) -> str:

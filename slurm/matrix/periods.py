@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class DataSource:
     dates: Dates
     text_key: str  # the field with the text; empty: the records need none
     skip_bad_input: bool = False
+    has_program: bool = False  # whether the user's program measures, by --command
 
     @classmethod
     def of(cls, places: Sequence[str], **settings: Any) -> "DataSource":
@@ -52,7 +53,8 @@ class DataSource:
         for file in by_real_path.values():
             if kind(file) in _WITHOUT_DATES:
                 problem = "its documents have no dates"
-                raise UserError(f"{file}: {problem}: give .jsonl or .parquet with a field of dates")
+                remedy = "give .jsonl, .csv or .parquet with a field of dates"
+                raise UserError(f"{file}: {problem}: {remedy}")
         return cls(tuple(by_real_path.values()), **settings)
 
     @property
@@ -83,6 +85,11 @@ class SplitData(msgspec.Struct):
     periods: list[PeriodData]
     left_out: dict[TEXT, NATURAL]  # number of records by reason
     folder: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the periods, in order."""
+        return [period.name for period in self.periods]
 
     @property
     def announcement(self) -> str:
@@ -146,9 +153,9 @@ def split(source: DataSource, folder: Path) -> SplitData:
 
 @dataclass
 class _Period:
-    """The file of a period that is being written."""
+    """The records of a period, counted and written to its file."""
 
-    file: Path
+    file: Path | None  # None: they are counted alone
     lines: list[bytes] = field(default_factory=list)
     buffered: int = 0
     documents: int = 0
@@ -158,8 +165,9 @@ class _Period:
 
     def add(self, line: bytes, text: str) -> None:
         """Add a record, a line of JSON, with its text."""
-        self.lines.append(line)
-        self.buffered += len(line)
+        if self.file is not None:
+            self.lines.append(line)
+            self.buffered += len(line)
         self.documents += 1
         self.words += len(text.split())
         self.text_bytes += len(text.encode())
@@ -168,6 +176,8 @@ class _Period:
 
     def flush(self) -> None:
         """Append the buffered records; no file stays open, as there may be many periods."""
+        if self.file is None:
+            return
         content = b"".join(self.lines)
         self.digest.update(content)
         with self.file.open("ab") as file:
@@ -205,10 +215,23 @@ class _LeftOutRecords:
         return {why: number for why, number in numbers.items() if number}
 
 
-def _write_split(source: DataSource, place: Path) -> None:
-    """Write the files of all periods, and last periods.json."""
+def survey(source: DataSource) -> SplitData:
+    """The periods of the data, of which nothing is written. UserError: as `split`."""
     left_out = _LeftOutRecords()
-    periods = _read_periods(source, place, left_out)
+    periods = _read_periods(source, None, left_out)
+    _check_periods(source, periods, left_out)
+    records = []
+    for number in sorted(periods):
+        period = periods[number]
+        name = label(source.dates.by, number)
+        records.append(PeriodData(name, "", period.documents, period.words, period.text_bytes, ""))
+    return SplitData(records, left_out.by_reason)
+
+
+def _check_periods(
+    source: DataSource, periods: Mapping[int, _Period], left_out: _LeftOutRecords
+) -> None:
+    """UserError: records without a usable date, or all of one period."""
     check_usable(source.dates, left_out.number, left_out.first)
     by = source.dates.by
     if len(periods) < 2:
@@ -218,13 +241,21 @@ def _write_split(source: DataSource, place: Path) -> None:
             only = f"all records are of {label(by, *periods)}, and none is"
         remedy = "a matrix has two periods or more: give other data, or another --by"
         raise UserError(f"{only} in another period (left out: {listed or 'none'}): {remedy}")
+
+
+def _write_split(source: DataSource, place: Path) -> None:
+    """Write the files of all periods, and last periods.json."""
+    left_out = _LeftOutRecords()
+    periods = _read_periods(source, place, left_out)
+    _check_periods(source, periods, left_out)
     records = []
     for number in sorted(periods):
         period = periods[number]
         period.flush()
         sha256 = period.digest.hexdigest()
-        name = label(by, number)
+        name = label(source.dates.by, number)
         file = f"{name}-{sha256[:12]}.jsonl"
+        assert period.file
         os.rename(period.file, place / file)
         records.append(
             PeriodData(name, file, period.documents, period.words, period.text_bytes, sha256)
@@ -233,8 +264,13 @@ def _write_split(source: DataSource, place: Path) -> None:
     write_json_atomic(place / _PERIODS, msgspec.to_builtins(split_data))
 
 
-def _read_periods(source: DataSource, place: Path, left_out: _LeftOutRecords) -> dict[int, _Period]:
-    """Write the records of all files to files of their periods in `place`, by number."""
+def _read_periods(
+    source: DataSource, place: Path | None, left_out: _LeftOutRecords
+) -> dict[int, _Period]:
+    """The records of all files by the numbers of their periods, written to files in `place`.
+
+    place: None writes nothing.
+    """
     periods: dict[int, _Period] = {}
     with tqdm(desc="periods", unit=" records", unit_scale=True, disable=None) as progress:
         for file in source.files:
@@ -247,7 +283,7 @@ def _read_periods(source: DataSource, place: Path, left_out: _LeftOutRecords) ->
                     if len(periods) == MOST:
                         problem = f"more than {MOST:,} periods"
                         raise UserError(f"--by {source.dates.by}: {problem}: choose longer ones")
-                    periods[number] = _Period(place / str(number))
+                    periods[number] = _Period(place / str(number) if place else None)
                 periods[number].add(orjson.dumps(record) + b"\n", text)
     return periods
 
@@ -277,7 +313,10 @@ def _text_of(record: Any, source: DataSource, file: str, left_out: _LeftOutRecor
     text = field_of(record, source.text_key)
     if not isinstance(text, str):
         if not source.skip_bad_input:
-            raise UserError(f"{file}: {no_text(source.text_key)}; or give --on-bad-input skip")
+            remedy = "or give --on-bad-input skip"
+            if source.has_program:
+                remedy = "or give --metric with what your program returns, which needs no text"
+            raise UserError(f"{file}: {no_text(source.text_key)}; {remedy}")
         left_out.bad += 1
         return None
     if not text.strip():

@@ -20,8 +20,8 @@ from slurm.lm.launcher import end_child_at_signals
 from slurm.matrix.cells import BITS_PER_BYTE, summary, write_matrix
 from slurm.matrix.jobs import run_here, run_on_slurm
 from slurm.matrix.measure import ModelTest, Program, key_of
-from slurm.matrix.models import ModelOptions, TestedModel, find_models
-from slurm.matrix.periods import DataSource, SplitData, split
+from slurm.matrix.models import ModelOptions, TestedModel, find_models, remarks_on_dates
+from slurm.matrix.periods import DataSource, SplitData, split, survey
 
 
 @children.failures_in_one_line()
@@ -32,28 +32,31 @@ def make_matrix(options: argparse.Namespace) -> None:
     _check_program(options)
     _check_out(options.out)
     models = find_models(options.models, _model_options(options))
-    if options.dry_run:
-        print(_announcement(models))
-        return
-    if not options.command:
-        require_extra("transformers", "a folder of Hugging Face")
-    job_resources = resources.read(options)
     source = DataSource.of(
         options.data,
         dates=dates,
         text_key="" if options.metric else options.text_key,
         skip_bad_input=options.on_bad_input == "skip",
+        has_program=options.command is not None,
     )
+    if options.dry_run:
+        _show(models, survey(source))
+        return
+    if not options.command:
+        require_extra("transformers", "a folder of Hugging Face")
+    job_resources = resources.read(options)
     folder = options.out.with_suffix(".cells")
     is_new = not folder.exists()
     make_directory(folder)
     with locked(folder):
         try:
             data = split(source, folder)
+            remarks = remarks_on_dates(models, data.names)
         except UserError:
             if is_new:
                 shutil.rmtree(folder)
             raise
+        say("\n".join([data.announcement, *remarks]))
         tests = _tests(options, models, data, folder)
         if options.cluster == "slurm":
             run_on_slurm(tests, job_resources, options.wait)
@@ -85,8 +88,7 @@ def _next_command(out: Path, column: str) -> str:
 def _tests(
     options: argparse.Namespace, models: Sequence[TestedModel], data: SplitData, folder: Path
 ) -> list[ModelTest]:
-    """The test of each model on the periods, whose numbers are printed."""
-    say(data.announcement)
+    """The test of each model on the periods."""
     words = _words(options)
     program = Program(
         words=words,
@@ -198,12 +200,15 @@ def _words(options: argparse.Namespace) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _announcement(models: Sequence[TestedModel]) -> str:
-    """The models with their dates, as a table."""
-    table = [["model", "trained until", "says", "group"]]
+def _show(models: Sequence[TestedModel], data: SplitData) -> None:
+    """Print the periods, and the models with their dates. UserError: no model is tested later."""
+    remarks = remarks_on_dates(models, data.names)
+    table = [["model", "trained until", "says", "group", "later periods"]]
     for model in models:
-        table.append([model.name, model.cutoff.period, model.cutoff.source, model.group])
-    return as_text(table, left=(0, 2, 3))
+        later = len(model.later(data.names))
+        row = [model.name, model.cutoff.period, model.cutoff.source, model.group, f"{later}"]
+        table.append(row)
+    print("\n".join([data.announcement, *remarks, as_text(table, left=(0, 2, 3))]))
 
 
 def _forks(options: argparse.Namespace) -> AbstractContextManager[None]:

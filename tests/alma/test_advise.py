@@ -315,7 +315,7 @@ def test_the_brief_is_one_screen_with_a_picture(tmp_path):
     done = call_advise(tmp_path / "runs", "--from", 20, "--brief", tmp_path / "advice.html")
     page = (tmp_path / "advice.html").read_text()
     for sentence in (
-        "<h1>Which model to use on digits?</h1>",
+        "<h1>Which model to use?</h1>\n<p>For digits, by error.</p>",
         "Use several models that vote: several models. Expected after mega-batches 21 to 40: ",
         " points of error less than one model",
         " on such a machine.",

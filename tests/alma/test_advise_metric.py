@@ -132,6 +132,7 @@ def test_a_price_and_a_worth_are_in_the_metric(tmp_path):
         ("MAPE", lambda loss: 10 * loss, "", " MAPE ["),
         ("RMSE", lambda loss: 1000 * loss, "", " RMSE ["),
         ("test_F1", lambda loss: 3 - loss, "", " points of F1 ["),
+        ("Macro-F1 (%)", lambda loss: 100 * (3 - loss), "", " points of F1 ["),
         ("mAP", lambda loss: 3 - loss, "", " points of mAP ["),
         ("AUC", lambda loss: 3 - loss, "--bounds 0.1,1", " points of AUC ["),
         ("score", lambda loss: 9 - loss, "--metric score --higher-is-better", " score ["),
@@ -161,6 +162,7 @@ def drift(share):
     ("column", "value_of", "options", "question", "remedy"),
     [
         ("score", drift, "", "what is score?", "--metric score --higher-is-better"),
+        ("a score", drift, "", "Give --metric 'a score' with", "--metric accuracy"),
         ("score", drift, "--metric score", "which values are better?", "--metric accuracy"),
         ("score", drift, "--metric quality", "is higher or lower better?", "--metric accuracy"),
         ("a,b", drift, "", "which column has the values, a, b?", ""),

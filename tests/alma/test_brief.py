@@ -25,7 +25,9 @@ def brief(*arguments):
 def test_how_often_is_answered_alone_if_it_was_asked(tmp_path):
     drifting_runs(tmp_path / "runs")
     said = brief(tmp_path / "runs", "--from", 6, "--price", "1/2")
-    assert said.startswith("# How often to retrain on digits?\n\n**Answer.** Retrain in 1 ")
+    assert said.startswith(
+        "# When to train the next model?\n\nFor digits, by error.\n\n**Answer.** Retrain in 1 "
+    )
     assert "**The model.** A single model: 50% old data in each training, going on from" in said
     assert "**How sure.** Very likely (" in said
     assert "Replay" not in said
@@ -35,7 +37,9 @@ def test_how_often_is_answered_alone_if_it_was_asked(tmp_path):
 def test_which_model_is_answered_with_what_each_answer_is_about(tmp_path):
     drifting_runs(tmp_path / "runs")
     said = brief(tmp_path / "runs", "--from", 6)
-    assert said.startswith("# Which model to use on digits?\n\n**Answer.** Use a single model")
+    assert said.startswith(
+        "# Which model to use?\n\nFor digits, by error.\n\n**Answer.** Use a single model"
+    )
     assert "%) than starting from scratch each time" in said
     assert " points of error less than new data only" in said
     assert "**How often to retrain it.** " in said
@@ -92,11 +96,14 @@ def test_losses_from_elsewhere_say_what_would_change_the_answer(tmp_path):
                 lines.append(f"{model},{until},{tested},{loss:.4f}")
     (tmp_path / "losses.csv").write_text("\n".join(lines) + "\n")
     said = brief("--matrix", tmp_path / "losses.csv", "--groups", "small", "--price", "0.2")
-    assert said.startswith("# How often to retrain small?\n")
+    assert said.startswith(
+        "# When to train the next model?\n\nFor small, by loss, with values until 2024.\n"
+    )
     assert "**How sure.** Very likely (over 99%) to save against " in said
     assert "**What it costs and saves.** It costs " in said
     assert "**What would change it.** A price of a training " in said
     said = brief("--matrix", tmp_path / "losses.csv")
+    assert said.startswith("# How often to retrain?\n\nFor small and large, by loss.\n")
     assert "**Small.** Every " in said
     assert "What would change it: A gain below 1% that counts (--worth), or" in said
 
@@ -105,7 +112,7 @@ def test_the_picture_of_a_record_without_an_answer(tmp_path):
     whole_run(tmp_path / "run", image_run, lambda t, j: 0.9 - 0.1 * t, 3)
     call_advise(tmp_path / "run", "--brief", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "<title>Which model to use on digits?</title>" in page
+    assert "<title>Which model to use?</title>" in page
     assert "data:image/svg+xml;base64," in page
 
 

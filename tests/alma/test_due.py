@@ -87,7 +87,10 @@ def test_a_price_that_the_drift_pays_is_yes_and_a_higher_one_no(eight):
     assert code == 1
     assert "the cheapest plan trains in " in line
     assert line.endswith(" in the unit of --price against retraining every month")
-    assert due(eight, "--price", "100")[1].count("the cheapest plan trains no more and saves") == 1
+    code, line = due(eight, "--price", "100")
+    assert line.count("the cheapest plan trains no more and saves") == 1
+    assert "Is --price 100 money? It was read as " in line
+    assert "money?" not in due(eight, "--price", "100000/1000")[1]
 
 
 def test_a_drift_that_has_just_changed_is_no_evidence_as_in_the_advice(tmp_path):

@@ -86,7 +86,7 @@ def test_a_record_that_starved_says_how_many_cells_it_has_and_what_adds_them(tmp
     said = report(tmp_path / "run").stdout
     assert "sm w=1: 1 of the 3 cells of age above 0 that staleness takes: no evidence." in said
     brief = call_advise(tmp_path / "run", "--price", "400/1000", "--brief").stdout
-    assert "# How often to retrain on digits?" in brief
+    assert "# How often to retrain?" in brief
     assert "No answer yet: 1 of 21 tests of a model on later data were made" in brief
     assert f"`alma test {run.directory}` makes the missing tests" in brief
 

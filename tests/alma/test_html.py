@@ -14,7 +14,7 @@ EVIL = "</script><b onload=alert(1)>&amp;%{x}"
 def test_the_page_has_the_front_and_the_curves_and_no_script(grid):
     written = page.body(find_runs([grid]))
     assert re.findall('<img alt="(.*?)"', written) == [
-        "Which model to use on digits?",
+        "Which model to use?",
         "front",
         "over_time",
     ]

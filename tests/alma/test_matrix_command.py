@@ -145,6 +145,28 @@ def test_a_program_that_fails_leaves_what_it_measured(matrix_place, matrix):
     assert len(list(Path("matrix.cells").glob("m-2024-01-*/2024-0*.json"))) == 2
 
 
+def test_the_error_has_what_the_program_printed_last(matrix_place, matrix):
+    words = (*MODELS, *DATA, "--command", f"{sys.executable} evl.py", "--metric", "MAPE")
+    code, _, err = matrix(*words)
+    assert code == 1
+    assert "m-2024-01: exit code 2: " in err
+    assert "evl.py': [Errno 2] No such file or directory; log: matrix.cells/" in err
+
+
+def test_csv_gives_the_matrix_of_json_lines(matrix_place, matrix):
+    words = (*MODELS, "--by", "month", "--command", PROGRAM)
+    assert matrix(*words, "--data", "news.jsonl", "--out", "lines.csv")[0] == 0
+    text = Path("eval.py").read_text()
+    Path("eval.py").write_text(text.replace('record["label"]', 'int(record["label"])'))
+    with open("news.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["date", "text", "label"])
+        writer.writeheader()
+        writer.writerows(records())
+    code, _, err = matrix(*words, "--data", "news.csv")
+    assert code == 0, err
+    assert Path("matrix.csv").read_text() == Path("lines.csv").read_text()
+
+
 def test_records_without_a_usable_date_or_text_are_counted(matrix_place, matrix):
     lines = [*records(), {"date": None, "text": "x"}, {"date": "soon", "text": "x"}]
     lines.append({"date": "2024-01-01", "text": " "})

@@ -125,6 +125,24 @@ WRONG = {
         "no field `text` that holds a string"
     ),
     f"{TWO} --command true --date-key day": "16 documents without a date",
+    f"{TWO} --command true --dry-run --date-key day": "16 documents without a date",
+    f"{TWO} --command true --text-key body": "or give --metric with what your program returns",
+    f"{TWO} --text-key body --dry-run --command true --cutoff a-2024-01=2024-07": (
+        "no field `body` that holds a string"
+    ),
+    "a-2024-07 a-2024-06 --data news.jsonl --by month --command true --dry-run": (
+        "no period of the data is after 2024-06, until which the first model was trained, a-2024-06"
+    ),
+    "a-2024-07 a-2024-06 --data news.jsonl --by month --command true": (
+        "give newer data or older models"
+    ),
+    "'a\n-2024-01' a-2024-02 --data news.jsonl --by month --command true": (
+        r"MODEL 'a\n-2024-01': a name of printable characters alone: rename it"
+    ),
+    f"{TWO} --command true --group 'a-2024-01=a\n'": "--group 'a\\n': a name of printable",
+    "a-2024-01 a-2024-02 --data bad.csv --by month --command true": (
+        "bad.csv: 1 values, where line 1 names 2 columns at line 3; fix or remove it"
+    ),
 }
 
 
@@ -133,6 +151,7 @@ def test_wrong_input_ends_in_one_line_before_anything_is_made(words, matrix_plac
     write_records(matrix_place / "one.jsonl", [{"date": "2024-05-01", "text": "x"}])
     write_records(matrix_place / "notext.jsonl", [{"date": "2024-05-01", "body": "x"}])
     (matrix_place / "bad.jsonl").write_text("{")
+    (matrix_place / "bad.csv").write_text("date,text\n2024-01-01,x\n2024-02-01\n")
     (matrix_place / "plain.txt").write_text("words\n")
     for name in ("hf-2024-01", "hf-2024-02"):
         (matrix_place / name).mkdir()
@@ -152,6 +171,19 @@ def test_a_dry_run_shows_the_models_and_makes_nothing(matrix_place, matrix):
     words = "a-2024-01 b --data news.jsonl --by month --command true --dry-run --group a-2024-01=b"
     code, out, _ = matrix(*words.split(), "--group", "b=b")
     assert code == 0
-    assert "a-2024-01        2024-01  its name  b" in out
-    assert "b                2024-02  its card  b" in out
+    assert "4 periods, 2024-01 to 2024-04: 16 records" in out
+    assert "b: 2 models, 2 of them tested on later periods: `alma advise` needs 3 models" in out
+    assert "a-2024-01        2024-01  its name  b                  3" in out
+    assert "b                2024-02  its card  b                  2" in out
     assert not Path("matrix.cells").exists()
+
+
+def test_a_group_is_a_name_without_date_and_extension(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"sales-2024-01.json": "sales", "sales-2024-02.tar.gz": "sales"}
+    names |= {"m.v2-2024-01": "m.v2", "m.v2-2024-02": "m.v2"}
+    for name in names:
+        Path(name).touch()
+    names |= {"x-2024-01.v3": "x-v3", "x-2024-02.v3": "x-v3"}  # no files
+    models = find_models(list(names), ModelOptions("month", {}, {}, by_command=True))
+    assert {model.name: model.group for model in models} == names

@@ -113,9 +113,6 @@ WAYS: dict[str, dict[str, Way]] = {
     "README.md": {
         "python3 -m venv light": LIGHT,
         "sudo apt install": INSTALLS,
-        "git clone": Run((materials.history_of_git,), prints=("How often to retrain?",)),
-        "sh examples/monthly/run.sh": SameAs("docs/month.md"),
-        "alma images --dataset folder": Run((materials.image_folder,)),
     },
     "CONTRIBUTING.md": {
         "make test": Parse("all tests, of which this is one"),

@@ -140,6 +140,11 @@ def test_all_output_is_logged_and_watched_and_logs_are_appended(tmp_path):
             "training of stage 3: exit code 2; log: .*/log",
         ),
         (
+            "import sys; print('no such file: evl.py\\n'); sys.exit(2)",
+            children.StageFailed,
+            "exit code 2: no such file: evl.py; log",
+        ),
+        (
             "import sys; print('error: late'); sys.exit(3)",
             children.StageFailed,
             "exit code 3: late; log",

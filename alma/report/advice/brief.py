@@ -1,6 +1,7 @@
 """`alma advise --brief`: one screen for readers who train no models, and a picture."""
 
 import base64
+import math
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
@@ -12,7 +13,7 @@ from alma.report.advice.advice import Advice
 from alma.report.advice.brief_of_cadence import ANSWER, CHANGES, HOW_SURE, OLDER_MODELS
 from alma.report.advice.brief_picture import picture
 from alma.report.advice.candidates import Candidate
-from alma.report.advice.plain_words import capitalised
+from alma.report.advice.plain_words import capitalised, listed
 from alma.report.advice.retraining import Retraining
 from alma.report.advice.retraining_table import MatrixReport
 
@@ -28,24 +29,35 @@ h1{{line-height:1.2}}p.answer{{font-size:1.25em}}img{{width:100%}}</style>
 {article}</html>
 """
 _HOW_OFTEN = "How often to retrain"
+_WHEN = "When to train the next model"
+_MOST_NAMES = 4  # of groups in the line below the title
 
 
 def title_of(report: Advice | MatrixReport) -> str:
-    """The question that was asked, and of which data."""
+    """The question that was asked."""
     if isinstance(report, MatrixReport):
-        if len(report.groups) > 1:
-            return f"{_HOW_OFTEN}?"
-        return _title_of_group(report.groups[0])
-    question = _HOW_OFTEN if report.asks_how_often else "Which model to use"
-    data = report.candidates[0].result.data
-    return f"{question} on {data}?" if data else f"{question}?"
+        return _question_of(report.groups[0])
+    if not report.asks_how_often:
+        return "Which model to use?"
+    return _question_of(report.retraining) if report.retraining else f"{_HOW_OFTEN}?"
 
 
-def _title_of_group(retraining: Retraining) -> str:
-    """Losses without the name of a model are named after the metric."""
-    label = retraining.losses.label
-    by = "by " if label == retraining.metric.name else ""
-    return f"{_HOW_OFTEN}, {by}{label}?" if by else f"{_HOW_OFTEN} {label}?"
+def _question_of(retraining: Retraining) -> str:
+    """A price gives a plan with its first training, else there is a cadence alone."""
+    return f"{_HOW_OFTEN if math.isnan(retraining.price) else _WHEN}?"
+
+
+def subject_of(report: Advice | MatrixReport) -> str:
+    """The data and the metric that the question is about, in a sentence without its period."""
+    if not isinstance(report, MatrixReport):
+        result = report.candidates[0].result
+        return f"For {result.data}, by {result.metric}" if result.data else f"By {result.metric}"
+    name = report.groups[0].metric.name
+    labels = [group.losses.label for group in report.groups]
+    models = listed(labels) if len(labels) <= _MOST_NAMES else f"{len(labels)} models"
+    text = f"By {name}" if labels == [name] else f"For {models}, by {name}"
+    newest = report.groups[0].counted_from
+    return f"{text}, with values until {newest}" if newest and len(labels) == 1 else text
 
 
 def lines(report: Advice | MatrixReport) -> dict[str, str]:
@@ -98,7 +110,8 @@ def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
     sections = lines(report)
     title = title_of(report)
     paragraphs = [f"**{heading}.** {body}" for heading, body in sections.items()]
-    text = "\n\n".join([f"# {title}", *paragraphs]) + "\n"
+    subject = f"{subject_of(report)}."
+    text = "\n\n".join([f"# {title}", subject, *paragraphs]) + "\n"
     if path is None:
         return text
     make_directory(path.parent)
@@ -107,15 +120,15 @@ def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
     else:
         with atomic_write(path.with_suffix(".svg"), "wb") as image:
             image.write(picture(report))
-        page = _markdown(title, sections, path.with_suffix(".svg").name)
+        page = _markdown(title, subject, sections, path.with_suffix(".svg").name)
     with atomic_write(path) as file:
         file.write(page)
     return text
 
 
-def _markdown(title: str, sections: dict[str, str], picture: str) -> str:
+def _markdown(title: str, subject: str, sections: dict[str, str], picture: str) -> str:
     """The brief in Markdown, with a link to the file `picture`; text from records is escaped."""
-    parts = [f"# {markdown(title)}"]
+    parts = [f"# {markdown(title)}", markdown(subject)]
     for heading, body in sections.items():
         parts.append(f"**{heading}.** {markdown(body)}")
     parts.append(f"![{markdown(title)}]({quote(picture)})\n")
@@ -123,7 +136,9 @@ def _markdown(title: str, sections: dict[str, str], picture: str) -> str:
 
 
 def article(report: Advice | MatrixReport, heading: str) -> str:
-    """The title, the answer, the picture and the other sections as HTML; text is escaped.
+    """The title, its subject, the answer, the picture and the other sections as HTML.
+
+    Text is escaped.
 
     `heading`: the tag of the title, such as "h1".
     """
@@ -131,7 +146,8 @@ def article(report: Advice | MatrixReport, heading: str) -> str:
     sections = lines(report)
     first = next(iter(sections))
     source = f"data:image/svg+xml;base64,{base64.b64encode(picture(report)).decode()}"
-    parts = [f"<{heading}>{title}</{heading}>", _paragraph(first, sections.pop(first))]
+    parts = [f"<{heading}>{title}</{heading}>", f"<p>{escape(subject_of(report))}.</p>"]
+    parts.append(_paragraph(first, sections.pop(first)))
     parts.append(f'<img alt="{title}" src="{source}">')
     parts += [_paragraph(name, text) for name, text in sections.items()]
     return "\n".join(parts)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from alma.report.advice import certainty
+from alma.report.advice.amounts import question_of_price, rounded_off, total_cost
 from alma.report.advice.plain_words import capitalised
 from alma.report.advice.questions import NO_EVIDENCE
 from alma.report.advice.retraining import Retraining
@@ -12,6 +13,7 @@ from alma.report.advice.retraining_words import (
     beside_twin,
     costs_to_come,
     of_old_models,
+    savings_against,
     unit_of_cost,
     when,
     would_change,
@@ -120,14 +122,15 @@ def _of_plan(retraining: Retraining) -> str:
         return "What it saves is not known until models are tested on further periods."
     if not plan.evident:
         name = plan.undecided[-1]
-        saving = plan.savings[name].text(factor)
+        saving = rounded_off(retraining, plan.savings[name]).text(factor)
         course = f"{when(retraining)} ({_trainings(plan.trainings)} in {horizon})"
         return f'"{course}" may save {saving} against {name}, in {unit}: the interval holds zero.'
-    text = f"It costs {number(factor * plan.total)} in {horizon}"
-    if plan.trainings:
+    text = f"It costs {total_cost(retraining)} in {horizon}"
+    if plan.trainings and plan.total > 0:
         of_trainings = number(factor * plan.trainings * retraining.price)
         text += f", of which the {_trainings(plan.trainings)} {of_trainings}"
-    savings = [f"{saving.text(factor)} against {name}" for name, saving in plan.savings.items()]
+    savings = savings_against(retraining)
     if savings:
         text += f". It saves {' and '.join(savings)}"
-    return f"{text}, in {unit}{beside_twin(retraining, plain=True)}."
+    text += f", in {unit}{beside_twin(retraining, plain=True)}."
+    return " ".join(filter(None, [text, question_of_price(retraining, plain=True)]))

@@ -8,6 +8,7 @@ import math
 
 from scipy.special import ndtr, ndtri
 
+from alma.report.advice.plain_words import capitalised
 from alma.report.advice.retraining import Retraining
 from alma.report.losses import MeanOverSeeds
 
@@ -69,10 +70,10 @@ def of_cadence(retraining: Retraining) -> str:
     share = share_above(gain, retraining.least_gain)
     if not is_open:
         name = f"more often gains less than {least}"
-        return f"{likely(1 - share)} that {name}".capitalize()
+        return capitalised(f"{likely(1 - share)} that {name}")
     share = min(share, share_above(retraining.aged_most), share_above(retraining.effect))
     name = f"{period.every(most_frequent)} gains {least} or more"
-    text = f"{likely(share)} that {name}".capitalize()
+    text = capitalised(f"{likely(share)} that {name}")
     return f"{text}; evidence begins at 95%"
 
 

@@ -5,6 +5,7 @@ What could be two metrics, or none, is refused with the question that settles it
 
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -54,7 +55,9 @@ _ALIASES = {
 }
 _READ_AS_NATS = "Loss was read as nats a token; --metric names another unit."
 _KINDS = (*_LOG_LIKELIHOODS, *_HIGHER_IS_BETTER, *_ERRORS_OF_NUMBERS)
-_IGNORED = {"test", "val", "valid", "validation", "eval", "in"}
+_OF_DATA = {"test", "val", "valid", "validation", "eval", "in"}
+_OF_MEANS = {"macro", "micro", "weighted"}  # over classes
+_IGNORED = _OF_DATA | _OF_MEANS
 _SCALES = {"percent": "percent", "pct": "percent", "share": "share", "fraction": "share"}
 NAMES = (
     "nats, bits, bits-per-byte, perplexity; accuracy, error, F1, mAP, AUC, with -share or -percent "
@@ -137,7 +140,7 @@ def column_of(path: object, columns: Sequence[str], options: MetricOptions) -> s
     if len(value_columns) == 1:
         only = value_columns[0]
         raise UserError(
-            f"{path}: what is {only}? Give --metric {only} with --higher-is-better or "
+            f"{path}: what is {only}? Give --metric {shlex.quote(only)} with --higher-is-better or "
             "--lower-is-better, or --metric with the name of a metric, such as accuracy"
         )
     raise UserError(f"{path}: which column has the values, {candidates}? Give --metric COLUMN")
@@ -156,7 +159,7 @@ def metric_of(column: str, values: Sequence[Value], options: MetricOptions) -> M
         )
     if not kind and options.higher_is_better is None:
         raise UserError(
-            f"--metric {name}: is higher or lower better? Give --higher-is-better or "
+            f"--metric {shlex.quote(name)}: is higher or lower better? Give --higher-is-better or "
             f"--lower-is-better, or one of {NAMES}"
         )
     is_plain_loss = column == name == "loss"

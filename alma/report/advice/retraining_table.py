@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from alma.report.advice.amounts import rounded_off
 from alma.report.advice.direction import check_direction
 from alma.report.advice.matrix import LossGroup
 from alma.report.advice.retraining import Retraining, TrainingCost
@@ -80,12 +81,13 @@ def _row(retraining: Retraining, every: int, rarer: Sequence[int]) -> list[str]:
     gain = ""
     price = ""
     if rarer:
-        gain = retraining.gain(every, rarer[0]).text()
+        gain = rounded_off(retraining, retraining.gain(every, rarer[0])).text()
         limits = [_pays_below(retraining, every, cadence) for cadence in rarer]
-        price = min(limits).within(0.0, math.inf).text(retraining.money or 1.0)
+        limit = rounded_off(retraining, min(limits).within(0.0, math.inf))
+        price = limit.text(retraining.money or 1.0)
     return [
         retraining.period.every(every),
-        retraining.extra(every).text(),
+        rounded_off(retraining, retraining.extra(every)).text(),
         "" if math.isnan(last_time) else number(last_time),
         gain,
         price,

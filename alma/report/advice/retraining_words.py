@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from alma.report.advice.amounts import in_unit_of_price, question_of_price, rounded_off, total_cost
 from alma.report.advice.law import Change, Grace, Season
 from alma.report.advice.questions import NO_EVIDENCE
 from alma.report.advice.retraining import Retraining
@@ -41,7 +42,7 @@ def answer(retraining: Retraining) -> str:
     name = retraining.period.every(every)
     costs = costs_to_come(retraining, every)
     if every != rarest:
-        gain = retraining.metric.interval(*retraining.gain(every, rarest))
+        gain = retraining.metric.interval(*rounded_off(retraining, retraining.gain(every, rarest)))
         text = f"{name.capitalize()}, {costs}: {gain} better than {retraining.period.every(rarest)}"
         return f"{text}; whether more often is worth it is open" if is_open else text
     gain_of_most = retraining.gain(most_frequent, rarest)
@@ -77,23 +78,34 @@ def _answer_at_price(retraining: Retraining) -> str:
         )
     if not plan.evident:
         name = plan.undecided[-1]  # never, if that is open
-        saving = plan.savings[name].text(factor)
+        saving = rounded_off(retraining, plan.savings[name]).text(factor)
         return (
             f'{NO_EVIDENCE.capitalize()}: "{course}" {count} may save {saving} against {name}, '
             f"in {unit}: the interval holds zero. "
             "Until more models are tested, the cheaper course is not to retrain"
         )
     text = f"{course} {count}"
-    savings = [f"{saving.text(factor)} against {name}" for name, saving in plan.savings.items()]
-    text += f": it costs {number(factor * plan.total)} in all"
+    savings = savings_against(retraining)
+    text += f": it costs {total_cost(retraining)} in all"
     if savings:
         text += f" and saves {' and '.join(savings)}"
     text += f", in {unit}"
     for name in plan.undecided:
         text += f". No evidence against {name}, but this takes fewer trainings"
-    low, high = (factor * price for price in plan.flips)
-    ends = f"from {number(low)} to {number(high)}" if high < math.inf else f"above {number(low)}"
+    low, high = (in_unit_of_price(retraining, price) for price in plan.flips)
+    ends = f"above {low}"
+    if plan.flips[1] < math.inf:
+        ends = f"from {low} to {high}"
     return f"{text}. So for prices {ends}{beside_twin(retraining)}"
+
+
+def savings_against(retraining: Retraining) -> list[str]:
+    """What the plan saves, such as "5.23 [-1.41, 11.9] against never", maybe in money."""
+    texts = []
+    for name, saving in retraining.plan.savings.items():
+        saved = rounded_off(retraining, saving).text(retraining.money or 1.0)
+        texts.append(f"{saved} against {name}")
+    return texts
 
 
 def unit_of_cost(retraining: Retraining, plain: bool = False) -> str:
@@ -166,12 +178,11 @@ def costs_to_come(retraining: Retraining, every: int, plain: bool = False) -> st
 
 def lines(retraining: Retraining) -> list[str]:
     """The answer, the loss of old models, an event if there is one, and what this rests on."""
-    sentences = [f"{answer(retraining)}.", *of_old_models(retraining)]
+    sentences = [f"{answer(retraining)}.", question_of_price(retraining)]
+    sentences += of_old_models(retraining)
     if not retraining.unknown:
         sentences.append(_basis(retraining))
-    if retraining.metric.remark:
-        sentences.append(retraining.metric.remark)
-    return sentences
+    return list(filter(None, [*sentences, retraining.metric.remark]))
 
 
 def of_old_models(retraining: Retraining) -> list[str]:
@@ -192,8 +203,7 @@ def would_change(retraining: Retraining) -> str:
         plan = retraining.plan
         if not certain(retraining):
             return further
-        factor = retraining.money or 1.0
-        low, high = (number(factor * price) for price in plan.flips)
+        low, high = (in_unit_of_price(retraining, price) for price in plan.flips)
         ends = f"below {low}" if plan.flips[0] > 0 else ""
         if plan.flips[1] < math.inf:
             ends = f"{ends} or above {high}" if ends else f"above {high}"
@@ -215,7 +225,7 @@ def _loss_of_old_models(retraining: Retraining) -> str:
     shown = [k for k in retraining.cadences if k == 3]
     parts = []
     for age in dict.fromkeys([retraining.cadences[0], *shown, retraining.cadences[-1]]):
-        extra = metric.older(*retraining.extra_at(age))
+        extra = metric.older(*rounded_off(retraining, retraining.extra_at(age)))
         parts.append(f"{retraining.period.span(age)} old is {extra}")
     text = f"A model {', one '.join(parts)} than a new one."
     return f"{text} Percent: of perplexity." if metric.in_percent else text
@@ -254,7 +264,7 @@ def _change(retraining: Retraining, change: Change) -> str:
 def _basis(retraining: Retraining) -> str:
     """How fast loss rises with age, whether the stream drifts, and which ages were measured."""
     period = retraining.period
-    slope = retraining.slope
+    slope = rounded_off(retraining, retraining.slope)
     drift = "no evidence that the stream drifts"
     if retraining.drifts:
         drift = "the stream drifts"
