@@ -10,6 +10,7 @@ import pytest
 from alma.errors import UserError
 from benchmarks.retraining import sealed_forecast
 from benchmarks.retraining.sealed_forecast import Level, Schedule, read_matrix
+from benchmarks.retraining.sealed_score import read_forecast
 from benchmarks.retraining.streams import write_matrix
 from benchmarks.retraining.time_axis import TimeAxis, axis_of
 from benchmarks.retraining_forecast import main
@@ -176,6 +177,18 @@ def test_bad_input(known: Path):
     with pytest.raises(UserError, match="no folder"):
         written(known, "missing/forecast.json")
     assert not known.with_name("forecast.json").exists()
+
+
+@pytest.mark.parametrize("name", ["git-areas", "beige-book", "co2"])
+def test_committed_forecasts_are_as_they_were_written(name: str):
+    """Their scores name them, and no period of the history is among those to come."""
+    folder = Path(sealed_forecast.__file__).parent / "sealed"
+    forecast = read_forecast(folder / f"{name}.json")
+    score = json.loads((folder / f"{name}.score.json").read_text())
+    assert score["forecast"] == forecast["sha256"]
+    assert forecast["written"] < score["scored"]
+    assert forecast["last_of_history"] not in forecast["periods"]
+    assert len(forecast["periods"]) == 24
 
 
 def test_models_of_a_schedule():
