@@ -138,7 +138,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(
     files = sorted(known.parent.iterdir())
     with monkeypatch.context() as patch:
         patch.setattr(sealed_forecast, "refuse_to_overwrite", lambda path: None)
-        written(known)  # another process made the file in between
+        written(known, price="5")  # another process made the file in between
     assert forecast.read_text() == text
 
     def full_disk(content: dict) -> str:
