@@ -161,7 +161,7 @@ def _by_plan(retraining: Retraining) -> Verdict:
     opposite = "never" if trains_now else f"retraining every {retraining.period.noun}"
     unit = "in the unit of --price" if retraining.money else f"{retraining.unit} over periods"
     text = "the cheapest plan trains now" if trains_now else _later(retraining)
-    if retraining.laws.too_little_since_change:
+    if retraining.laws.just_changed:
         reason = f"the drift has just changed, so what it saves is not known: {text}"
         return Verdict("price", "no evidence", reason)
     saving = plan.savings[opposite]

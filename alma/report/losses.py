@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from alma.tables import number
 
 LEAST_CELLS = 3
@@ -80,21 +82,21 @@ def staleness_curve(losses: Losses) -> dict[float, list[float]]:
     remains holds two things: the stream has moved on, and an older model has trained less (see
     `age_effect`).
     """
-    fresh_rows = {j: i for i, j in losses.by_age.get(0, [])}
-    curve = {}
-    for age, cells in losses.by_age.items():
-        compared = [(i, j) for i, j in cells if j in fresh_rows]
-        if compared:
-            curve[age] = [_mean_extra(seed, compared, fresh_rows) for seed in losses.seeds]
-    return curve
-
-
-def _mean_extra(
-    seed: tuple[tuple[float, ...], ...], cells: list[tuple[int, int]], fresh_rows: dict[int, int]
-) -> float:
-    """Mean over cells of one seed's loss above that of the fresh model on the same period."""
-    extra = [seed[i][j] - seed[fresh_rows[j]][j] for i, j in cells]
-    return math.fsum(extra) / len(extra)
+    until = np.array(losses.until)
+    ages = np.array(losses.periods) - until[:, None]
+    values = np.array(losses.seeds)
+    measured = np.isfinite(values).all(0)
+    is_fresh = measured & (ages == 0)
+    fresh = np.where(is_fresh, values, 0.0).sum(1)  # (seeds, columns), one row each
+    compared = measured & is_fresh.any(0)
+    at, index = np.unique(ages[compared], return_inverse=True)
+    counts = np.bincount(index)
+    means = []
+    for of_seed, fresh_of_seed in zip(values, fresh, strict=True):
+        extra = (of_seed - fresh_of_seed)[compared]
+        means.append(np.bincount(index, extra) / counts)
+    by_age = np.array(means).T.tolist() if len(at) else []
+    return dict(zip(at.tolist(), by_age, strict=True))
 
 
 def staleness(losses: Losses) -> list[float]:

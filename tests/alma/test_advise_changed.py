@@ -5,16 +5,17 @@ import math
 import numpy as np
 import pytest
 
+from alma.report.advice import change
 from alma.report.advice import retraining_words as words
 from alma.report.advice.axes import Axes
 from alma.report.advice.certainty import of_cadence
-from alma.report.advice.change import find_change
+from alma.report.advice.change import find_change, newest_fit
 from alma.report.advice.forecast import turns_up
 from alma.report.advice.law import Change, Grace
 from alma.report.advice.period import Period
 from alma.report.advice.plan import PricedPlans, cheapest, enumerate_plans
 from alma.report.advice.retraining import Retraining
-from alma.report.advice.staleness import fit_laws
+from alma.report.advice.staleness import cells_without, fit_laws
 from alma.report.losses import Losses, MeanOverSeeds
 from alma.report.metric import NATS_A_TOKEN
 from benchmarks.cadence_streams import HORIZON, STREAMS, make_world
@@ -94,8 +95,8 @@ def test_a_recent_change_is_found_however_models_forget(count):
         for seed in range(3):
             for since in 3, 4:
                 matrix = forgetting(count, size, exponent, count - since, seed)
-                change = find_change(*matrix, 12)
-                near = isinstance(change, Change) and abs(change.first - count + since) <= 1
+                event = find_change(*matrix, 12)
+                near = isinstance(event, Change) and abs(event.first - count + since) <= 1
                 found.append(near)
             false.append(find_change(*forgetting(count, size, exponent, 0, seed, 0.01), 12))
     assert np.mean(found) >= 0.9
@@ -132,7 +133,7 @@ def test_savings_are_withheld_if_the_change_is_too_recent():
 
     retraining = Retraining(losses(loss, count=12), NATS_A_TOKEN, MONTH, price=0.02)
     assert retraining.laws.event == Change(10)
-    assert retraining.laws.too_little_since_change
+    assert retraining.laws.just_changed
     text = words.answer(retraining)
     assert text.startswith("No evidence either way: the drift has just changed.")
     assert "against never" not in text
@@ -253,3 +254,42 @@ def test_of_plans_of_equal_cost_the_latest_first_training_is_taken():
     losses_but_once[once] = 0.0
     best = cheapest(PricedPlans(plans, 0.1, losses_but_once))
     assert plans.rhythms[best][0] == max(plans.rhythms[i][0] for i in once)
+
+
+def test_newest_losses_that_do_not_fit_leave_no_evidence():
+    """Drift that began or ended two models ago; not on streams that the law fits."""
+    hits = []
+    false = []
+    for count in 12, 24:
+        for seed in range(4):
+            hits.append(newest_fit(*forgetting(count, 0.03, 0.5, count - 2, seed)))
+            false.append(newest_fit(*forgetting(count, 0.03, 0.5, 0, seed, 0.01)))
+            axes, values, used = forgetting(count, 0.03, 0.5, count - 2, seed, -0.02)
+            values += 0.02 * np.maximum(axes.ages, 0)
+            hits.append(newest_fit(axes, values, used))
+    assert not any(hits)
+    assert all(false)
+    axes, values, _ = forgetting(24, 0.03, 0.5, 22, 0)
+    rows = tuple(map(tuple, values.tolist()))
+    known = Losses("", tuple(axes.until), tuple(axes.periods), (rows,))
+    for price in 0.02, math.nan:
+        retraining = Retraining(known, NATS_A_TOKEN, MONTH, price=price)
+        assert retraining.laws.event is None
+        text = " ".join(words.lines(retraining))
+        assert text.startswith("No evidence either way: ")
+        assert "The newest losses do not fit those before" in text
+        assert of_cadence(retraining).startswith("Not known: the drift has just changed")
+    assert "do not fit" not in " ".join(words.lines(advice("linear .01")))
+
+
+def test_a_long_history_has_no_false_change_and_few_fits():
+    """Of 120 models: terms of periods are taken out whole; three models are left out at once."""
+    axes, values, used = forgetting(120, 0.03, 0.5, 0, 0, 0.001)
+    assert find_change(axes, values, used, math.inf) is None
+    cells = change._cells_of_change(axes, values, used)
+    assert np.abs(np.bincount(np.nonzero(used)[1], cells._target)).max() < 1e-9
+    parts = cells_without(axes)
+    assert len(parts) == 40
+    assert [int((~cells.any(1)).sum()) for cells in parts] == [3] * 40
+    assert np.all(sum(~cells.any(0) for cells in parts) == 1)
+    assert len(cells_without(Axes(axes.until[:40], axes.periods))) == 40

@@ -72,7 +72,7 @@ def answer(retraining: Retraining) -> str:
 def _planned(retraining: Retraining) -> str:
     """The plan at a price; without evidence the cheaper course."""
     plan = retraining.plan
-    if retraining.laws.too_little_since_change:
+    if retraining.laws.just_changed:
         course = when(retraining)
         return f'{NO_EVIDENCE.capitalize()}: the drift has just changed. "{course}" is a guess.'
     if not plan.evident:
@@ -118,7 +118,7 @@ def _of_plan(retraining: Retraining) -> str:
     factor = retraining.money or 1.0
     unit = unit_of_cost(retraining, plain=True)
     horizon = retraining.period.span(retraining.horizon)
-    if retraining.laws.too_little_since_change:
+    if retraining.laws.just_changed:
         return "What it saves is not known until models are tested on further periods."
     if not plan.evident:
         name = plan.undecided[-1]

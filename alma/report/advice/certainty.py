@@ -13,7 +13,7 @@ from alma.report.advice.retraining import Retraining
 from alma.report.losses import MeanOverSeeds
 
 _HALF_WIDTH = float(ndtri(0.95))  # of a 90% interval, in standard deviations
-_JUST_CHANGED = "Not known: the drift has just changed, and fewer than three models came since"
+_JUST_CHANGED = "Not known: the drift has just changed, and too few models came since"
 _WORDS = ((0.95, "very likely"), (0.66, "likely"), (0.33, "about as likely as not"))
 
 
@@ -56,7 +56,7 @@ def of_cadence(retraining: Retraining) -> str:
         return "Unknown: drift and lack of training cannot be told apart"
     if not math.isnan(retraining.price):
         return _of_plan(retraining)
-    if retraining.laws.too_little_since_change:
+    if retraining.laws.just_changed:
         return _JUST_CHANGED
     every, is_open = retraining.choice
     period = retraining.period
@@ -84,7 +84,7 @@ def _of_plan(retraining: Retraining) -> str:
         parts.append((share_above(saving), name))
     if not parts:
         return "Certain: no other plan has another number of trainings"
-    if retraining.laws.too_little_since_change:
+    if retraining.laws.just_changed:
         return _JUST_CHANGED
     if not retraining.plan.evident:
         share, name = min(part for part in parts if part[1] in retraining.plan.undecided)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from scipy.special import fdtrc
 
 from alma.report.advice.axes import AgeColumns, Axes, curve_columns
 from alma.report.advice.law import EXPONENTS, Array, Break, Change, Event, Grace, Season
@@ -25,6 +26,7 @@ from alma.report.advice.law import EXPONENTS, Array, Break, Change, Event, Grace
 _Candidate = TypeVar("_Candidate", Change, Grace)
 _LEAST_RESIDUAL = 1e-9  # of losses without noise
 _ROUNDING = 1e-9  # part of a column that counts as none
+_LEAST_CHANCE = 0.001  # of the newest losses below which they do not fit those before
 _MOST_TIMES = 50  # most times of a change, and of a break, that are tried
 _MOST_GRACE = 6  # longest time without loss that is tried, in steps between models
 _LEAST_RATIO = {Change: 10.0, Grace: 5.5}
@@ -45,21 +47,41 @@ def find_change(axes: Axes, values: Array, used: Any, year: float) -> Change | G
     count = len(axes.until)
     if count < 4:
         return None
-    later = np.maximum(axes.ages, 0.0)
-    past = np.maximum(-axes.ages, 0.0)
-    curve_of_past = curve_columns(past, axes.step)
-    curves = [*curve_columns(later, axes.step), *curve_of_past]
-    of_change = _Cells(axes, values, used, curves, exponents=(1.0,))
+    of_change = _cells_of_change(axes, values, used)
     if of_change.freedom < 2 * count:
         return None
-    changes = [Change(first) for first in _thinned(axes.until[1:-1])]
+    changes = [Change(first) for first in thinned(axes.until[1:-1])]
     change = _least_residual(of_change, changes, year)
     if change:
         return change
-    longest = min(_MOST_GRACE, float(later[used].max() / axes.step) - 2)
+    longest = min(_MOST_GRACE, float(axes.ages[used].max() / axes.step) - 2)
     graces = [Grace(length * axes.step) for length in range(1, int(longest) + 1)]
+    curve_of_past = curve_columns(np.maximum(-axes.ages, 0.0), axes.step)
     of_grace = _Cells(axes, values, used, curve_of_past, EXPONENTS)
     return _least_residual(of_grace, graces, year)
+
+
+def newest_fit(axes: Axes, values: Array, used: Any) -> bool:
+    """Whether the newest one or two models and periods fit those before, as far as cells tell.
+
+    A rate of drift that changed so recently is not known; this says only that it changed. A change
+    after the newest model shows in no cell: it makes all models worse by as much.
+    """
+    count = len(axes.until)
+    if count < 4:
+        return True
+    cells = _cells_of_change(axes, values, used)
+    if cells.freedom < 2 * count:
+        return True
+    chances = [cells.chance(Change(float(first))) for first in axes.until[-3:-1]]
+    return min(chances) * len(chances) >= _LEAST_CHANCE
+
+
+def _cells_of_change(axes: Axes, values: Array, used: Any) -> "_Cells":
+    """The cells for the test of a change: curves over age are free."""
+    later = curve_columns(np.maximum(axes.ages, 0.0), axes.step)
+    past = curve_columns(np.maximum(-axes.ages, 0.0), axes.step)
+    return _Cells(axes, values, used, [*later, *past], exponents=(1.0,))
 
 
 def _least_residual(
@@ -71,7 +93,7 @@ def _least_residual(
     axes = cells.axes
     rivals: list[Event | None] = [None]
     inner = (axes.periods > axes.until[1]) & (axes.periods <= axes.until[-1])
-    rivals += [Break(period) for period in _thinned(axes.periods[inner])]
+    rivals += [Break(period) for period in thinned(axes.periods[inner])]
     if math.isfinite(year):
         rivals.append(Season(year))
     of_rivals = max(min(cells.residual(event) for event in rivals), _LEAST_RESIDUAL)
@@ -84,8 +106,8 @@ def _least_residual(
     return best if ratio > least_ratio else None
 
 
-def _thinned(times: Array) -> list[float]:
-    """At most _MOST_TIMES of these times, evenly."""
+def thinned(times: Array) -> list[float]:
+    """At most _MOST_TIMES of these times of an event, evenly."""
     index = np.linspace(0, len(times) - 1, min(len(times), _MOST_TIMES)).round().astype(int)
     return [float(time) for time in times[index]]
 
@@ -117,7 +139,7 @@ class _Cells:
         of_models = np.diag(cells.sum(1))
         of_periods = np.diag(cells.sum(0))
         products = np.block([[of_models, cells], [cells.T, of_periods]])
-        self._inverse = np.linalg.pinv(products, hermitian=True)
+        self._inverse = np.linalg.pinv(products, rcond=_ROUNDING, hermitian=True)
         columns = np.zeros((len(self._rows), len(curves)))
         for index, curve in enumerate(curves):
             columns[:, index] = self._without_terms(curve)
@@ -127,6 +149,7 @@ class _Cells:
         self.freedom = len(self._rows) - terms - self._curves.shape[1]
         """Cells minus free terms."""
         self._target = self._remaining(values)
+        self._by_exponent: dict[float, list[Array]] = {}
 
     def _without_terms(self, values: Array) -> Array:
         """The used cells, (cells,), without the terms of models and periods."""
@@ -154,9 +177,56 @@ class _Cells:
             of_event = [self._remaining(shape) for shape in columns.of_event]
         residuals = []
         for exponent in self.exponents:
-            aged = self._remaining(columns.aged(exponent))
-            past = self._remaining(columns.past(exponent))
-            design = np.column_stack([aged, past, *of_event])
+            if isinstance(event, Change | Grace):
+                of_age = self._of_age(columns, exponent)
+            else:  # these leave the ages as they are
+                of_age = self._of_whole_age(exponent)
+            design = np.column_stack([*of_age, *of_event])
             solution = np.linalg.lstsq(design, self._target, rcond=_ROUNDING)[0]
             residuals.append(float(np.linalg.norm(self._target - design @ solution)))
         return min(residuals)
+
+    def chance(self, change: Change) -> float:
+        """The probability that chance alone explains as much as the change.
+
+        By an F-test. Correlation between neighbours, models or periods, counts as fewer cells.
+        """
+        design = np.column_stack(self._of_age(AgeColumns(self.axes, change), exponent=1.0))
+        solution, _, terms, _ = np.linalg.lstsq(design, self._target, rcond=_ROUNDING)
+        residuals = self._target - design @ solution
+        least = float(residuals @ residuals)
+        explained = float(self._target @ self._target) - least
+        if terms == 0 or explained <= _LEAST_RESIDUAL**2:
+            return 1.0
+        freedom = (self.freedom - terms) * self._share_alone(residuals)
+        ratio = explained / terms / max(least, _LEAST_RESIDUAL**2) * freedom
+        return float(fdtrc(terms, freedom, ratio))
+
+    def _share_alone(self, residuals: Array) -> float:
+        """As how many uncorrelated cells one counts, by the correlation of neighbours.
+
+        (1 - r) / (1 + r) along models, and along periods, as of a process of first order.
+        """
+        table = np.full(self.used.shape, math.nan)
+        table[self.used] = residuals
+        variance = np.nanmean(table**2)
+        share = 1.0
+        for products in (table[1:] * table[:-1], table[:, 1:] * table[:, :-1]):
+            pairs = products[np.isfinite(products)]
+            if len(pairs) and variance > 0:
+                correlation = max(0.0, float(pairs.mean() / variance))
+                share *= (1 - correlation) / (1 + correlation)
+        return share
+
+    def _of_age(self, columns: AgeColumns, exponent: float) -> list[Array]:
+        """What remains of the columns of the counted age."""
+        return [
+            self._remaining(columns.aged(exponent)),
+            self._remaining(columns.past(exponent)),
+        ]
+
+    def _of_whole_age(self, exponent: float) -> list[Array]:
+        """`_of_age` without an event; computed once."""
+        if exponent not in self._by_exponent:
+            self._by_exponent[exponent] = self._of_age(AgeColumns(self.axes, None), exponent)
+        return self._by_exponent[exponent]

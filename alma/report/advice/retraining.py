@@ -107,7 +107,11 @@ class Retraining:
         until = self.losses.until
         by_age = self.losses.by_age
         ages = [age for age in by_age if age > 0]
-        recent = [age for age in ages if any(until[i] >= since for i, _ in by_age[age])]
+        recent = []
+        for age in ages:
+            newest = max(until[i] for i, _ in by_age[age])
+            if newest >= since:
+                recent.append(age)
         return recent or ages
 
     @cached_property
@@ -202,7 +206,7 @@ class Retraining:
     def choice(self) -> CadenceChoice:
         """The rarest cadence that loses less than `least_gain` to the most frequent one."""
         most_frequent, *rarer = self.cadences
-        if self.laws.too_little_since_change:
+        if self.laws.just_changed:
             return CadenceChoice(self.cadences[-1], open=True)
         for every in reversed(rarer):
             gain = self.gain(most_frequent, every)

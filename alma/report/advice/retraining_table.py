@@ -144,7 +144,7 @@ def _record_of_plan(retraining: Retraining) -> dict[str, Any]:
         "first": plan.first,
         "every": plan.every,
         "trainings": plan.trainings,
-        "evidence": plan.evident and not retraining.laws.too_little_since_change,
+        "evidence": plan.evident and not retraining.laws.just_changed,
         "unit": unit_of_cost(retraining),
         "price": factor * retraining.price,
         "total": factor * plan.total,

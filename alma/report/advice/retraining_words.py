@@ -27,7 +27,7 @@ def advice_of(retraining: Retraining) -> str:
 
 def certain(retraining: Retraining) -> bool:
     """Whether there is evidence for the plan, and enough since the drift changed."""
-    return retraining.plan.evident and not retraining.laws.too_little_since_change
+    return retraining.plan.evident and not retraining.laws.just_changed
 
 
 def answer(retraining: Retraining) -> str:
@@ -71,7 +71,7 @@ def _answer_at_price(retraining: Retraining) -> str:
         count = f"({plan.trainings} in {horizon}, counted from {retraining.counted_from})"
     factor = retraining.money or 1.0
     unit = unit_of_cost(retraining)
-    if retraining.laws.too_little_since_change:
+    if retraining.laws.just_changed:
         return (
             f'{NO_EVIDENCE.capitalize()}: the drift has just changed. "{course}" {count} is the '
             "best guess; test models on further periods to know what it saves"
@@ -186,11 +186,19 @@ def lines(retraining: Retraining) -> list[str]:
 
 
 def of_old_models(retraining: Retraining) -> list[str]:
-    """How much worse older models are, and an event of the stream if there is one."""
+    """How much worse older models are, an event of the stream if there is one, a recent change."""
     if retraining.unknown:
         return []
-    event = [_event(retraining)] if retraining.laws.event else []
-    return [_loss_of_old_models(retraining), *event]
+    sentences = [_loss_of_old_models(retraining)]
+    if retraining.laws.event:
+        sentences.append(_event(retraining))
+    if not retraining.laws.newest_fit:
+        sentences.append(
+            "The newest losses do not fit those before: the drift has begun, ended or changed, or "
+            'a model or test is at fault. The answer rests on what was before; "as last time" has '
+            "the newest."
+        )
+    return sentences
 
 
 def would_change(retraining: Retraining) -> str:

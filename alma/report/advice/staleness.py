@@ -3,8 +3,9 @@
 The exponents c of age and k of training are on a grid; the pair with the least sum of squares is
 taken. A break or season becomes part of the law only if it explains enough of the residuals. To
 separate age from less training, the matrix must have losses on the past. Intervals come from a
-jackknife over periods with Student's t. They are widened by the differences between the laws of
-other exponents, weighed by likelihood, where each model counts as one observation.
+jackknife over periods, of many models over groups of successive ones, with Student's t. They are
+widened by the differences between the laws of other exponents, weighed by likelihood, where each
+model counts as one observation.
 """
 
 import math
@@ -18,7 +19,7 @@ from scipy.optimize import nnls
 
 from alma.errors import UserError
 from alma.report.advice.axes import AgeColumns, Axes
-from alma.report.advice.change import find_change
+from alma.report.advice.change import find_change, newest_fit, thinned
 from alma.report.advice.law import (
     EXPONENTS,
     Array,
@@ -34,6 +35,7 @@ from alma.report.losses import LEAST_CELLS, Losses, MeanOverSeeds, age_effect, t
 
 _LEARNING = (0.0, 0.5, 1.0)  # grid of k
 _MOST_LEFT = {Break: 0.5, Season: 0.85}  # largest fraction of residuals that an event may leave
+_MOST_PARTS = 40  # of models, left out one after another for intervals
 _LEAST_MODELS = 6  # fewest models for a season; the three models of TiC-LM would seem to have one
 _LEAST_SINCE = 3  # models after a change of the drift from which its new rate is known
 _LEAST_YEAR = 0.75  # age in years that the oldest model must reach for a season
@@ -50,10 +52,14 @@ def known_at(losses: Losses, last: float) -> Losses:
 
 
 def cells_without(axes: Axes) -> list[Any]:
-    """For each model the cells without it and its period, bool (models, periods)."""
+    """For each part of the models the cells without them and their periods.
+
+    bool (models, periods). Each model is a part; of more than _MOST_PARTS models successive ones
+    are together.
+    """
     masks = []
-    for u in axes.until:
-        masks.append((axes.until != u)[:, None] & (axes.periods != u))
+    for part in np.array_split(axes.until, min(len(axes.until), _MOST_PARTS)):
+        masks.append(~np.isin(axes.until, part)[:, None] & ~np.isin(axes.periods, part))
     return masks
 
 
@@ -188,7 +194,7 @@ def find_event(axes: Axes, values: Array, used: Any, plain: FittedLaw, year: flo
     None if none explains enough (_MOST_LEFT).
     """
     inner = (axes.periods > axes.until[1]) & (axes.periods <= axes.until[-1])
-    events: list[Event] = [Break(period) for period in axes.periods[inner].tolist()]
+    events: list[Event] = [Break(period) for period in thinned(axes.periods[inner])]
     oldest = axes.ages[used].max()
     if len(axes.until) >= _LEAST_MODELS and oldest >= _LEAST_YEAR * year:
         events.append(Season(year))
@@ -244,6 +250,9 @@ class Laws:
         self.event: Event | None = find_change(self.axes, self.values, measured, year)
         if not self.event:
             self.event = find_event(self.axes, self.values, measured, plain, year)
+        self.newest_fit = True
+        if not isinstance(self.event, Change):
+            self.newest_fit = newest_fit(self.axes, self.values, measured)
         best, *alternatives = fit_laws(self.axes, self.values, measured, self.event)
         self.whole = best.law
         freedom = measured.sum() - measured.any(0).sum() - 3
@@ -302,6 +311,11 @@ class Laws:
             return False
         return int((self.until > self.event.first).sum()) < _LEAST_SINCE
 
+    @property
+    def just_changed(self) -> bool:
+        """Whether the stream changed so recently that how it drifts now is not known."""
+        return self.too_little_since_change or not self.newest_fit
+
     def effect_of_age(self) -> MeanOverSeeds:
         """`age_effect` with its 90% interval; NaN without losses on the past.
 
@@ -324,8 +338,9 @@ class Laws:
         """`age_effect` of losses on these axes, with its interval."""
         values = age_effect(losses)
         without = []
-        for u, cells in zip(self.until, self._cells_without, strict=True):
-            if u in self.axes.periods:
+        tested = np.isin(self.axes.periods, self.until)
+        for cells in self._cells_without:
+            if not cells.any(0)[tested].all():  # a period with a model of its own is left out
                 seeds = np.where(cells, losses.seeds, np.nan).tolist()
                 effects = age_effect(replace(losses, seeds=seeds))
                 without.append(statistics.fmean(effects))
