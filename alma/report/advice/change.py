@@ -9,8 +9,9 @@ A free term for each model and each period is taken out first: how good a model 
 period is differ far more than the cells do, and would hide a change of the last few months. What
 is left is how much two models lose to each other on their two periods.
 
-Cells that are correlated along both tests and models by .8 look like a change: 2 of 60 matrices
-of 12 models, 10 of 60 of 24.
+Cells that are correlated along both tests and models count as fewer ones. Of 60 matrices each of
+12, 24 and 40 models whose cells are correlated by .8 along both, 1, 2 and 1 still seem to have an
+event (as whole cells: 2 of 12 models, 10 of 24).
 """
 
 import math
@@ -102,6 +103,9 @@ def _least_residual(
     best = candidates[residuals.index(min(residuals))]
     count = len(axes.until)
     ratio = (count - 1) * math.log(of_rivals / of_best)
+    if isinstance(best, Change):
+        # Correlation along one axis alone hardly makes up a change; along both it does.
+        ratio *= max(cells.shares_alone(cells.residuals(best)))
     least_ratio = max(_LEAST_RATIO[type(best)] / count, _LEAST_RATIO_OF_MANY)
     return best if ratio > least_ratio else None
 
@@ -170,7 +174,11 @@ class _Cells:
         return np.asarray(remaining)
 
     def residual(self, event: Event | None) -> float:
-        """The least norm of residuals over `exponents` of age, of laws with this event."""
+        """The norm of `residuals`."""
+        return float(np.linalg.norm(self.residuals(event)))
+
+    def residuals(self, event: Event | None) -> Array:
+        """The least residuals over `exponents` of age, of laws with this event, (cells,)."""
         columns = AgeColumns(self.axes, event)
         of_event = []
         if not isinstance(event, Change):  # the free curves hold the time before it
@@ -183,8 +191,8 @@ class _Cells:
                 of_age = self._of_whole_age(exponent)
             design = np.column_stack([*of_age, *of_event])
             solution = np.linalg.lstsq(design, self._target, rcond=_ROUNDING)[0]
-            residuals.append(float(np.linalg.norm(self._target - design @ solution)))
-        return min(residuals)
+            residuals.append(self._target - design @ solution)
+        return min(residuals, key=lambda of_cells: float(np.linalg.norm(of_cells)))
 
     def chance(self, change: Change) -> float:
         """The probability that chance alone explains as much as the change.
@@ -192,31 +200,32 @@ class _Cells:
         By an F-test. Correlation between neighbours, models or periods, counts as fewer cells.
         """
         design = np.column_stack(self._of_age(AgeColumns(self.axes, change), exponent=1.0))
-        solution, _, terms, _ = np.linalg.lstsq(design, self._target, rcond=_ROUNDING)
-        residuals = self._target - design @ solution
+        terms = int(np.linalg.matrix_rank(design, rtol=_ROUNDING))
+        residuals = self.residuals(change)
         least = float(residuals @ residuals)
         explained = float(self._target @ self._target) - least
         if terms == 0 or explained <= _LEAST_RESIDUAL**2:
             return 1.0
-        freedom = (self.freedom - terms) * self._share_alone(residuals)
+        freedom = (self.freedom - terms) * math.prod(self.shares_alone(residuals))
         ratio = explained / terms / max(least, _LEAST_RESIDUAL**2) * freedom
         return float(fdtrc(terms, freedom, ratio))
 
-    def _share_alone(self, residuals: Array) -> float:
-        """As how many uncorrelated cells one counts, by the correlation of neighbours.
+    def shares_alone(self, residuals: Array) -> tuple[float, float]:
+        """As how many uncorrelated cells one counts, along models and along periods.
 
-        (1 - r) / (1 + r) along models, and along periods, as of a process of first order.
+        (1 - r) / (1 + r) by the correlation r of neighbours, as of a process of first order.
         """
         table = np.full(self.used.shape, math.nan)
         table[self.used] = residuals
         variance = np.nanmean(table**2)
-        share = 1.0
+        shares = []
         for products in (table[1:] * table[:-1], table[:, 1:] * table[:, :-1]):
             pairs = products[np.isfinite(products)]
+            correlation = 0.0
             if len(pairs) and variance > 0:
                 correlation = max(0.0, float(pairs.mean() / variance))
-                share *= (1 - correlation) / (1 + correlation)
-        return share
+            shares.append((1 - correlation) / (1 + correlation))
+        return shares[0], shares[1]
 
     def _of_age(self, columns: AgeColumns, exponent: float) -> list[Array]:
         """What remains of the columns of the counted age."""
