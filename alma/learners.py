@@ -46,6 +46,8 @@ class LearnerSpec:
         options: tuple[str, ...] = ()
         if self.members is not None:
             options += ("members",)
+        if self.fresh:
+            options += ("new_members",)
         if self.growth:
             options += ("grow_experts", "grow_router", "grow_optimizer")
         return options

@@ -78,6 +78,9 @@ class TextOptions(StreamOptions):
     """Options of a run of language models: training in each stage, and the weights to evaluate."""
 
     members: int | None = option(None, "models of the ensemble", at_least=1)
+    new_members: int | None = option(
+        None, "gens: models that each stage adds, trained apart (default: 1)", at_least=1
+    )
     grow_experts: list[int] | None = option(
         None,
         "experts to add: one number, or one for each growth, such as 2,2,4 (default: "

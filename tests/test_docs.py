@@ -106,7 +106,7 @@ def test_documented_keys_of_image_runs(tmp_path):
     }
     stream = MegaBatchStream("digits", 3)
     small = {"hidden": 2, "epochs": 1}
-    runs = []
+    runs = [run(stream, "gens", tmp_path / "several", new_members=2, **small)]
     for name, changes in settings.items():
         runs.append(run(stream, name, tmp_path / name, **small, **changes))
     classes = make_stream(load("digits"), 3, 0, "classes")
@@ -151,6 +151,7 @@ def test_documented_keys_of_text_runs():
     continuous = "--schedule continuous --average .9 --replay-share .5 --replay-from recent"
     commands = [
         f"S --learner ens --out R {ensemble} -- --max-update 2",
+        "S --learner gens --new-members 2 --out R",
         "S --learner gmoe --out R",
         f"S --learner sm --out R {continuous}",
         "S --learner sm --out R --init M --cutoff 2023 --no-tf32",

@@ -86,6 +86,16 @@ class Request(RunOptions):
         return self.from_scratch or self.learner_spec.fresh
 
     @property
+    def models_of_stage(self) -> int:
+        """Models that a stage trains, together or apart."""
+        return self.members or self.new_members or 1
+
+    @property
+    def separate(self) -> bool:
+        """Whether a stage trains its models apart, in folders member_0, member_1, ..."""
+        return self.learner_spec.separate or (self.learner_spec.fresh and self.models_of_stage > 1)
+
+    @property
     def average_words(self) -> list[str]:
         """Flags of fairseq-train that keep what --average needs."""
         checkpoints = averages.last_of(self.average)
@@ -253,7 +263,7 @@ def _trainings(
 ) -> list[Training]:
     """The trainings of a stage: one, or one for each member that is trained by itself."""
     learner = request.learner_spec
-    members = request.members or 1
+    members = request.models_of_stage
     model_words = _model_words(request, index, experts)
     stage_words = _stage_words(request, index, flags, lengths[index].updates)
     flag_lists = _flags_of_stage(request, index, flags, lengths).values()
@@ -262,7 +272,7 @@ def _trainings(
         earlier_updates = sum(length.updates or 0 for length in lengths[:index])
 
     trainings = []
-    for member in range(members if learner.separate else 1):
+    for member in range(members if request.separate else 1):
         seed = request.seed + SEED_STEP * member
         if learner.fresh:  # each stage trains new models, which join the ensemble
             seed += SEED_STEP * index * members
@@ -291,7 +301,7 @@ def _trainings(
 def _folder(request: Request, index: int, member: int | None = None) -> Path:
     """The folder of a stage, or of one `member` in it if members are trained one by one."""
     folder = stage_folder(request.out, index)
-    if member is None or not request.learner_spec.separate:
+    if member is None or not request.separate:
         return folder
     return folder / f"member_{member}"
 
@@ -395,6 +405,6 @@ def _tensorboard(request: Request, index: int, member: int | None = None) -> lis
     path = Path(folder, request.out.name)
     if request.renews:
         path = stage_folder(path, index)
-    if member is not None and request.learner_spec.separate:
+    if member is not None and request.separate:
         path /= f"member_{member}"
     return flag_words("--tensorboard-logdir", path)

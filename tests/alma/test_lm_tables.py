@@ -182,6 +182,8 @@ def test_other_protocols_have_no_number_of_the_paper(tmp_path):
     cells = [(line[0], *line[3:]) for line in table2(tmp_path)]
     protocols = ("2x steps", "from scratch", "replay")
     assert cells == [(f"SM_w1 ({protocol})", "30.00", "29.00") for protocol in protocols]
+    make_run(tmp_path / "gens" / "two", [30.0], "gens", new_members=2)
+    assert [line[0] for line in table2(tmp_path / "gens")] == ["gEns_w1 (2 new members)"]
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def test_page_and_readme_say_what_the_tables_give():
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("findings.md", "Figure 3 | contradicted |", "Figure 3 | shown |"),
-        ("findings.md", "48 findings: 1", "48 findings: 2"),
+        ("findings.md", "Table 1 | contradicted |", "Table 1 | shown |"),
+        ("findings.md", " shown, 2", " shown, 3"),
         ("findings.md", "-0.91 ±0.3", "-0.81 ±0.3"),
         ("findings.yaml", "- half gens < half gmoe @", "- half gmoe < half gens @"),
         ("findings.yaml", "  other_data: true\n", ""),
@@ -121,8 +121,25 @@ def test_rules(tmp_path, first, second, entry, verdict):
 def test_close_numbers_need_their_interval_within_the_margin(tmp_path):
     rows = [*seeds("a", 10.0, 10.2, 10.1), *seeds("b", 10.1, 10.1, 10.2), *seeds("c", 9.0, 11, 12)]
     numbers = numbers_of(tmp_path, [*rows, *seeds("d", 12.0, 12.2, 12.1)])
-    outcomes = [finding_numbers.compare(numbers, f"a ~5% {name} @ CER").outcome for name in "bcd"]
+    outcomes = [finding_numbers.compare(numbers, f"a ~ {name} @ CER").outcome for name in "bcd"]
     assert outcomes == ["as claimed", "open", "against"]
+    lower_or_close = ("a <~ d", "a <~ b", "a <~ c", "d <~ a")
+    outcomes = [
+        finding_numbers.compare(numbers, f"{text} @ CER").outcome for text in lower_or_close
+    ]
+    assert outcomes == ["as claimed", "as claimed", "open", "against"]
+
+
+def test_an_error_at_one_time_has_twice_the_margin_of_a_measure_over_the_stream(tmp_path):
+    rows = []
+    for measure in ("CER", "last"):
+        rows += [f"a,0,{measure},10.7,", f"b,0,{measure},10,"]
+    numbers = numbers_of(tmp_path, rows)
+    outcomes = [
+        finding_numbers.compare(numbers, f"a ~ b @ {measure}").outcome
+        for measure in ("CER", "last")
+    ]
+    assert outcomes == ["few seeds, against", "few seeds, as claimed"]
 
 
 def test_excess_in_percent_and_averages_by_seed(tmp_path):

@@ -25,6 +25,8 @@ GMOE = ["--learner", "gmoe"]
         (["--grow-experts", "2"], "--grow-experts needs --learner gmoe, not sm: leave it out"),
         (["--members", "2"], "--members needs --learner ens or umix, not sm"),
         (["--learner", "ens", "--members", "0"], "--members 0: at least 1"),
+        (["--new-members", "2"], "--new-members needs --learner gens, not sm: leave it out"),
+        (["--learner", "gens", "--new-members", "0"], "--new-members 0: at least 1"),
         (["--learner", "gens", "--from-scratch"], "gens trains new models in every stage"),
         (
             ["--learner", "umix", "--", "--arch", "transformer_lm"],

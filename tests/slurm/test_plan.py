@@ -153,6 +153,24 @@ def test_gens_trains_one_new_member_per_stage_and_evaluates_all():
     assert value(run_plan.untrained, "--seeds") == "5"
 
 
+def test_gens_with_new_members_trains_each_apart_and_keeps_those_of_all_stages():
+    run_plan = plan("--learner gens --new-members 2 --seed 5")
+    folders = [f"stage_0{stage}/member_{member}" for stage in range(4) for member in range(2)]
+    trainings = [training for spec in run_plan.stages for training in spec.trainings]
+    assert names(training.directory for training in trainings) == folders
+    assert names(run_plan.stages[-1].models) == folders
+    assert [training.previous for training in trainings] == [None] * 8
+    seeds = [value(training.command, "--seed") for training in trainings]
+    assert seeds == [str(5 + 1000 * model) for model in range(8)]
+    assert run_plan.config["new_members"] == 2
+    assert "new_members" not in plan("--learner gens").config
+    ours, theirs = (
+        plan(f"--learner {words} --seed 5 -- --max-update 100").stages[0].trainings
+        for words in ("gens --new-members 2", "ens --members 2")
+    )
+    assert [training.command for training in ours] == [training.command for training in theirs]
+
+
 def test_umix_is_one_training_of_its_members():
     for words, members in (("", 2), ("--members 3", 3)):
         run_plan = plan(f"--learner umix {words}")

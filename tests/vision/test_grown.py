@@ -29,7 +29,7 @@ OPTIONS = {
     "sm": {"average": "poly:2", "replay_share": 0.5},
     "ens": {"members": 2, "waiting_time": 2},
     "umix": {"members": 2, "average": 0.5, "classes": "known"},
-    "gens": {"gens_init": "copy"},
+    "gens": {"gens_init": "copy", "new_members": 2},
     "gmoe": {"router": "flat", "average": "poly:2"},
     "ff": {"replay": True, "from_scratch": True},
 }

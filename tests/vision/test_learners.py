@@ -156,6 +156,24 @@ def test_gens_adds_a_member_and_keeps_the_others(start):
     assert near == [start == "copy"] * 2
 
 
+def test_gens_with_new_members_starts_as_ens_and_keeps_those_of_all_stages():
+    ens = trained("ens", members=2)
+    gens = trained("gens", new_members=2)
+    assert torch.equal(weights(ens), weights(gens))
+    assert torch.equal(ens.predict(TEST, {})[0], gens.predict(TEST, {})[0])
+    first = [parameter.clone() for parameter in gens.members[0].parameters()]
+    gens.train(1, DATA)
+    assert all(map(torch.equal, first, gens.members[0].parameters()))
+    assert gens.details == {"members": 4}
+    assert gens.parameters == 2 * ens.parameters
+    assert gens.eval_flops_per_example == 2 * ens.eval_flops_per_example
+    probabilities = [member(TEST.images).softmax(1) for member in gens.members]
+    assert torch.equal(gens.predict(TEST, {})[0], torch.cat(probabilities).sum(0).argmax(0))
+    again = learner("gens", new_members=2)
+    again.load(gens.state())
+    assert torch.equal(again.predict(TEST, {})[0], gens.predict(TEST, {})[0])
+
+
 @pytest.mark.parametrize("average", ["probs", "logits"])
 def test_gens_evaluates_each_member_once(average):
     gens = learner("gens", gens_average=average)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from alma.options import option
+from alma.options import CHANGED, option
 from vision.learners.base import Learner, MixtureSettings
 from vision.presets import Settings
 
@@ -24,6 +24,9 @@ class GEnsSettings(MixtureSettings):
 
     gens_init: str = option(
         "new", "initial weights of a member: new, or the last one's", choices=("new", "copy")
+    )
+    new_members: int = option(
+        1, "networks that each stage adds, trained together as ens does", at_least=1, record=CHANGED
     )
     gens_average: str = option(
         "probs", "what is averaged over members", choices=("probs", "logits")
@@ -46,6 +49,8 @@ class GEnsSettings(MixtureSettings):
     def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
         if name in ("gate", "router") and chosen.get("experts", 1) == 1:
             return "its members have gates only with --experts 2 or more"
+        if name == "new_members" and chosen[name] > 1 and chosen.get("experts", 1) > 1:
+            return "a stage adds one mixture"
         if name == "from_scratch" and chosen[name]:
             return "every stage adds a new member; see --gens-init"
         if name == "average" and chosen[name]:
@@ -54,9 +59,9 @@ class GEnsSettings(MixtureSettings):
 
 
 class GEns(Learner):
-    """An ensemble that gains one network per stage and trains that one only.
+    """An ensemble that gains a network, or `new_members`, per stage and trains only the new ones.
 
-    `model` is the newest network, `members` are copies of all trained ones.
+    `model` is what the newest stage added, `members` are copies of all that stages have added.
     """
 
     settings_class = GEnsSettings
@@ -68,13 +73,18 @@ class GEns(Learner):
         # Classes that each member has learned; it gives later classes the probability 0.
         self._classes: list[int] = []
 
+    @property
+    def orders(self) -> int:
+        """One generator of minibatches per new network."""
+        return self.settings.new_members
+
     def build(self, structure: dict[str, Any]) -> Any:
-        """A new member, for structure["classes"] classes if given."""
+        """What a stage adds, for structure["classes"] classes if given."""
         classes = structure.get("classes", self.classes)
         experts = self.settings.experts
         if experts > 1:
             return self.mixture(experts, classes)
-        return self.backbone(classes=classes)
+        return self.backbone(self.settings.new_members, classes=classes)
 
     def prepare(self, index: int, data: "StageData") -> dict[str, float]:
         """Initialise the new member, with new weights or those of the last member."""
@@ -148,7 +158,7 @@ class GEns(Learner):
 
     @property
     def details(self) -> dict[str, Any]:
-        return {"members": max(1, len(self.members))}
+        return {"members": self.settings.new_members * max(1, len(self.members))}
 
     def state(self) -> dict[str, Any]:
         members = [member.state_dict() for member in self.members]

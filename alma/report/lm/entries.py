@@ -19,7 +19,7 @@ The paper prints 65, 91 and 116M for its base model with 4, 8 and 12 experts; th
 it describes has 63.8, 89.0 and 114.2M, about 1.6M fewer shared parameters. For its large model, the
 paper's 210, 323 and 436M match.
 """
-SHOWN = ALWAYS_SHOWN - {"name"} | {"update_multiplier", "from_scratch"}
+SHOWN = ALWAYS_SHOWN - {"name"} | {"update_multiplier", "from_scratch", "new_members"}
 """Settings that labels need not show: the title or the name of the setting includes them."""
 _DIMENSIONS = ("--decoder-", "--moe-freq")
 """Prefixes of the flags of fairseq-train that change the size of an --arch."""
@@ -41,6 +41,11 @@ class Entry(NamedTuple):
     def multiplier(self) -> int:
         """Updates of a stage relative to the usual number (the paper's "3x steps")."""
         return self.result.config.get("update_multiplier", 1)
+
+    @property
+    def new_members(self) -> int:
+        """Models that a stage of gens adds."""
+        return self.result.config.get("new_members", 1)
 
     @property
     def plain(self) -> bool:
@@ -72,7 +77,7 @@ class Entry(NamedTuple):
     def match(self, t: int, paper: Iterable[Reference]) -> Reference | None:
         """The paper's row for this setting and structure at t, of the same size (TOLERANCE)."""
         key = self.result.learner, self.result.waiting_time, self.multiplier, self.structure(t)
-        if not self.plain or self.result.variant:
+        if not self.plain or self.new_members > 1 or self.result.variant:
             return None
         for line in paper:
             close = abs(self.parameters(t) - line.parameters) <= TOLERANCE * line.parameters
@@ -163,6 +168,8 @@ def setting(entry: Entry) -> str:
         name += " (replay)"
     if config.get("from_scratch"):
         name += " (from scratch)"
+    if entry.new_members > 1:
+        name += f" ({entry.new_members} new members)"
     return ", ".join(filter(None, (name, entry.result.variant)))
 
 
