@@ -3,9 +3,9 @@
 `python -m benchmarks advice` makes the tables of docs/advice.md, in hours: those of
 `advice_calibration` (how often `alma advise` sees a difference between equal learners), of
 `cadence_calibration` (how often it says to retrain more often), and, of recorded runs, `backtest`
-and `waiting_rule`. `retraining` compares rules of when to retrain on real streams.
-`near_duplicates --text CORPUS` compares `alma data` with other tools. All of these only run by
-name.
+and `waiting_rule`. `retraining` compares rules of when to retrain on real streams,
+`retraining_forecast` seals a forecast and scores it. `near_duplicates --text CORPUS` compares
+`alma data` with other tools. All of these only run by name.
 """
 
 import importlib
@@ -39,7 +39,7 @@ ALONE = (
         "gpu",
         "ledger",
     ),
-    *("near_duplicates", "retraining", "waiting_rule"),
+    *("near_duplicates", "retraining", "retraining_forecast", "waiting_rule"),
 )
 """Run only by name, with flags of their own."""
 

@@ -21,7 +21,8 @@ class CommaSeparated(Format):
     # csv.reader takes text, not the blocks of `Input.spans`, whose borders may lie within quotes.
 
     def documents(self, data: Input, keys: Keys) -> Iterator[Document | Skipped]:
-        csv.field_size_limit(2 * compressed.MAX_DOCUMENT_BYTES)
+        # of the whole process, so it is only raised
+        csv.field_size_limit(max(csv.field_size_limit(), 2 * compressed.MAX_DOCUMENT_BYTES))
         text = io.TextIOWrapper(
             io.BufferedReader(_InputBytes(data), compressed.BLOCK),
             encoding="utf-8-sig",

@@ -12,8 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from alma.tables import number
 
 LEAST_CELLS = 3
@@ -82,6 +80,8 @@ def staleness_curve(losses: Losses) -> dict[float, list[float]]:
     remains holds two things: the stream has moved on, and an older model has trained less (see
     `age_effect`).
     """
+    import numpy as np  # here, so that `alma report --help` does not load it
+
     until = np.array(losses.until)
     ages = np.array(losses.periods) - until[:, None]
     values = np.array(losses.seeds)

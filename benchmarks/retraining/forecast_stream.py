@@ -1,11 +1,12 @@
-"""Forecasts that are refit or not: MAPE of autoregressions on three measured series.
+"""Forecasts that are refit or not: MAPE of ridge regressions on measured series.
 
-A model is a ridge regression on the newest values of a window, one step ahead; no held-out part is
-needed, since the model of a period is only compared on it with older ones. Series: co2 of Mauna Loa
-by week and the sea's temperature off Peru by month (statsmodels), and the mean absolute change of
-ten shares by day (river), whose own values are too near 0 for percent. river's water flow is left
-out: a day with an outage has an error of 51% beside .3%, which `alma advise --matrix` takes for a
-typo.
+A model is fitted to the newest steps of a window, and forecasts one step ahead from the newest
+values; no held-out part is needed, since the model of a period is only compared on it with older
+ones. Series of statsmodels: co2 of Mauna Loa by week, the sea's temperature off Peru and turnover
+of electrical equipment by month. Series of river: the flow in a water pipe by hour, with outages of
+the pipe, and the mean absolute change of ten shares by day, whose own values are too near 0 for
+percent. River's ratings of a president are no forecast: a model tells the average of the day's
+polls from five pollsters.
 """
 
 import csv
@@ -16,12 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from alma.report.advice.law import Array
+from benchmarks.retraining.inputs import Inputs
 
 _RIDGE = 1e-6
 """Of the mean square of an input."""
 
 
-def co2(data: Path) -> tuple[list[str], Array]:
+def co2(inputs: Inputs) -> tuple[list[str], Array]:
     """Quarters of 13 weeks as numbers, and MAPE; 4 years to fit, 8 lags."""
     path = _packaged("statsmodels", "datasets/co2/co2.csv")
     rows = path.read_text().splitlines()[1:]
@@ -29,7 +31,7 @@ def co2(data: Path) -> tuple[list[str], Array]:
     return _numbered(matrix_of_mape(_filled(values), 13, 208, 8))
 
 
-def elnino(data: Path) -> tuple[list[str], Array]:
+def elnino(inputs: Inputs) -> tuple[list[str], Array]:
     """Years of 12 months as numbers, and MAPE; 8 years to fit, 6 lags."""
     path = _packaged("statsmodels", "datasets/elnino/elnino.csv")
     values: list[float] = []
@@ -38,13 +40,35 @@ def elnino(data: Path) -> tuple[list[str], Array]:
     return _numbered(matrix_of_mape(_filled(values), 12, 96, 6))
 
 
-def shares(data: Path) -> tuple[list[str], Array]:
+def shares(inputs: Inputs) -> tuple[list[str], Array]:
     """Months of 21 days as numbers, and MAPE of the mean absolute change; a year to fit, 5 lags."""
     path = _packaged("river", "datasets/sp500.csv.gz")
     values = []
     for row in csv.reader(gzip.decompress(path.read_bytes()).decode().splitlines()[1:]):
         values.append(float(np.mean(np.abs([float(cell) for cell in row[1:11]]))))
     return _numbered(matrix_of_mape(_filled(values), 21, 252, 5))
+
+
+def turnover(inputs: Inputs) -> tuple[list[str], Array]:
+    """Quarters of 3 months as numbers, and MAPE; 5 years to fit, 12 lags."""
+    path = _packaged("statsmodels", "datasets/elec_equip/elec_equip.csv")
+    values = [float(row.split(",")[1]) for row in path.read_text().splitlines()[1:]]
+    return _numbered(matrix_of_mape(_filled(values), 3, 60, 12))
+
+
+def water_flow(inputs: Inputs) -> tuple[list[str], Array]:
+    """Days of 24 hours as numbers, and MAPE; 2 weeks to fit, 24 lags."""
+    path = _packaged("river", "datasets/water-flow.csv")
+    values = [float(row.split(",")[1]) for row in path.read_text().splitlines()[1:]]
+    return _numbered(matrix_of_mape(_filled(values), 24, 336, 24))
+
+
+def approval(inputs: Inputs) -> tuple[list[str], Array]:
+    """Weeks as numbers, and MAPE; 13 weeks to fit."""
+    path = _packaged("river", "datasets/trump_approval.csv.gz")
+    rows = list(csv.reader(gzip.decompress(path.read_bytes()).decode().splitlines()[1:]))
+    values = np.array(rows, dtype=float)
+    return _numbered(matrix_of_regressions(values[:, 2:], values[:, 1], 7, 91))
 
 
 def _packaged(package: str, name: str) -> Path:
@@ -68,21 +92,31 @@ def _numbered(errors: Array) -> tuple[list[str], Array]:
 
 
 def matrix_of_mape(series: Array, size: int, window: int, lags: int) -> Array:
-    """MAPE of one step ahead of the model of each period on each period, (models, periods).
+    """`matrix_of_regressions` of a series on its newest values.
 
     series  values (steps,)
-    size    steps a period; the first period ends with the first whole window
-    window  steps to fit
     lags    values that predict the next one
     """
-    inputs = np.lib.stride_tricks.sliding_window_view(series, lags)[:-1]
-    targets = series[lags:]
-    first = -(-max(window, lags) // size)
-    count = len(series) // size
+    newest = np.lib.stride_tricks.sliding_window_view(series, lags)[:-1]
+    unknown = np.full((lags, lags), np.nan)
+    return matrix_of_regressions(np.vstack([unknown, newest]), series, size, window)
+
+
+def matrix_of_regressions(inputs: Array, targets: Array, size: int, window: int) -> Array:
+    """MAPE of the model of each period on each period, (models, periods).
+
+    inputs   of each step, (steps, inputs); the first ones may be NaN, all in the unit of `targets`
+    targets  (steps,)
+    size     steps a period; the first period ends with the first whole window
+    window   steps to fit
+    """
+    unknown = int(np.isnan(inputs).any(1).sum())
+    first = -(-max(window, unknown) // size)
+    count = len(targets) // size
     errors = np.empty((count - first, count - first))
     for until in range(first, count):
-        end = (until + 1) * size - lags
-        used = slice(max(0, end - window), end)
+        end = (until + 1) * size
+        used = slice(max(unknown, end - window), end)
         level = float(targets[used].mean())
         design = np.column_stack([inputs[used] - level, np.full(len(targets[used]), level)])
         gram = design.T @ design
@@ -91,5 +125,5 @@ def matrix_of_mape(series: Array, size: int, window: int, lags: int) -> Array:
         every_input = np.column_stack([inputs - level, np.full(len(inputs), level)])
         wrong = np.abs(every_input @ weights + level - targets) / np.abs(targets)
         for at in range(first, count):
-            errors[until - first, at - first] = 100 * wrong[at * size - lags :][:size].mean()
+            errors[until - first, at - first] = 100 * wrong[at * size :][:size].mean()
     return errors

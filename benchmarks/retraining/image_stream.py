@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from alma.report.advice.law import Array
+from benchmarks.retraining.inputs import Inputs
 
 WEEKS = 60
 _WINDOW = 4
@@ -25,19 +26,19 @@ _DEGREES = 3.0
 _NEW_CLASSES = 24  # week of the classes 8 and 9
 
 
-def rotation(data: Path) -> tuple[list[str], Array]:
+def rotation(inputs: Inputs) -> tuple[list[str], Array]:
     """Weeks as numbers, and error in percent; images turn."""
-    return _errors(data, _evenly, _DEGREES)
+    return _errors(inputs.data, _evenly, _DEGREES)
 
 
-def classes(data: Path) -> tuple[list[str], Array]:
+def classes(inputs: Inputs) -> tuple[list[str], Array]:
     """Weeks as numbers, and error in percent; new classes come."""
-    return _errors(data, _with_new_classes, 0.0)
+    return _errors(inputs.data, _with_new_classes, 0.0)
 
 
-def labels(data: Path) -> tuple[list[str], Array]:
+def labels(inputs: Inputs) -> tuple[list[str], Array]:
     """Weeks as numbers, and error in percent; the shares of classes shift."""
-    return _errors(data, _with_shifting_shares, 0.0)
+    return _errors(inputs.data, _with_shifting_shares, 0.0)
 
 
 def _evenly(digits: Array, week: int) -> Array:
@@ -75,7 +76,7 @@ def _errors(
             pixels = rotate(pixels, degrees * week, axes=(1, 2), reshape=False, order=1)
         inputs.append(pixels.reshape(count, -1))
         targets.append(digits[drawn])
-    return _matrix(inputs, targets)
+    return matrix_of_errors(inputs, targets, _TRAINED)
 
 
 def _idx(path: Path, header: int) -> Any:
@@ -83,18 +84,27 @@ def _idx(path: Path, header: int) -> Any:
     return np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8)[header:]
 
 
-def _matrix(inputs: list[Array], targets: list[Array]) -> tuple[list[str], Array]:
-    """Error in percent of each week's model on each week."""
+def matrix_of_errors(
+    inputs: list[Array], targets: list[Array], trained: int, decay: float = 1e-3
+) -> tuple[list[str], Array]:
+    """Weeks as numbers, and error in percent of each week's model on each week, (models, weeks).
+
+    inputs   of each week, (images, features)
+    targets  of each week, (images,)
+    trained  images of a week to train on; the others are tested
+    decay    of the weights
+    """
     from sklearn.linear_model import SGDClassifier  # optional
 
-    tests = np.concatenate([pixels[_TRAINED:] for pixels in inputs])
-    answers = np.concatenate([digits[_TRAINED:] for digits in targets])
-    errors = np.empty((WEEKS, WEEKS))
-    for until in range(WEEKS):
+    weeks = len(inputs)
+    tests = np.concatenate([pixels[trained:] for pixels in inputs])
+    answers = np.concatenate([classes[trained:] for classes in targets])
+    errors = np.empty((weeks, weeks))
+    for until in range(weeks):
         window = range(max(0, until - _WINDOW + 1), until + 1)
-        pixels = np.concatenate([inputs[week][:_TRAINED] for week in window])
-        digits = np.concatenate([targets[week][:_TRAINED] for week in window])
-        model = SGDClassifier(loss="log_loss", alpha=1e-3, max_iter=8, tol=None, random_state=0)
-        is_wrong = model.fit(pixels, digits).predict(tests) != answers
-        errors[until] = 100 * is_wrong.reshape(WEEKS, _TESTED).mean(1)
-    return [str(week + 1) for week in range(WEEKS)], errors
+        pixels = np.concatenate([inputs[week][:trained] for week in window])
+        classes = np.concatenate([targets[week][:trained] for week in window])
+        model = SGDClassifier(loss="log_loss", alpha=decay, max_iter=8, tol=None, random_state=0)
+        is_wrong = model.fit(pixels, classes).predict(tests) != answers
+        errors[until] = 100 * is_wrong.reshape(weeks, -1).mean(1)
+    return [str(week + 1) for week in range(weeks)], errors

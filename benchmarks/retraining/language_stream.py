@@ -1,17 +1,16 @@
-"""Bits a byte of the Beige Book by quarter: language models of hashed byte n-grams.
+"""Bits a byte of dated texts: language models of hashed byte n-grams.
 
-A model counts contexts of 0 to 5 bytes in the 8 newest quarters, and interpolates them: the longer
-context has the weight n / (n + 5) at n occurrences. Of each quarter the last 4,000 bytes are tested
-and 60,000 other bytes trained on.
+The Beige Book by quarter, RFCs by year. A model counts contexts of 0 to 5 bytes in the 8 newest
+periods, and interpolates them: the longer context has the weight n / (n + 5) at n occurrences. Of
+each period the last 4,000 bytes are tested and 60,000 other bytes trained on.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.retraining.dated import read_dated
+from benchmarks.retraining.inputs import Inputs, read_dated
 
 Array = NDArray[Any]
 """Of bytes, hashes, counts or bits."""
@@ -19,16 +18,31 @@ WINDOW = 8
 _ORDERS = 6
 _BINS = 2**20
 _PRIOR = 5.0
-_TRAINED = 60_000  # bytes a quarter
+_TRAINED = 60_000  # bytes a period
 _TESTED = 4_000
+_FIRST_OF_RFCS = "1990"  # before, some years have less than that
 
 
-def beige_book(data: Path) -> tuple[list[str], Array]:
+def beige_book(inputs: Inputs) -> tuple[list[str], Array]:
     """Quarters, and bits a byte of each model on each quarter, (models, quarters)."""
     texts: dict[str, list[str]] = {}
-    for document in read_dated(data / "dated" / "beige_book.jsonl.zst"):
+    for document in read_dated(inputs.data / "dated" / "beige_book.jsonl.zst"):
         year, month = document.date.split("-")[:2]
         texts.setdefault(f"{year}-Q{(int(month) + 2) // 3}", []).append(document.text)
+    return _errors_by_period(texts)
+
+
+def rfcs(inputs: Inputs) -> tuple[list[str], Array]:
+    """Years from 1990 on, and bits a byte, (models, years): an eighth of all RFCs."""
+    texts: dict[str, list[str]] = {}
+    for document in read_dated(inputs.data / "dated" / "rfc_eighth.jsonl.zst"):
+        if document.date >= _FIRST_OF_RFCS:
+            texts.setdefault(document.date, []).append(document.text)
+    return _errors_by_period(texts)
+
+
+def _errors_by_period(texts: dict[str, list[str]]) -> tuple[list[str], Array]:
+    """Periods, and bits a byte, of the texts by period."""
     names = sorted(texts)
     tested = []
     trained = []

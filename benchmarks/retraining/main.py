@@ -11,20 +11,41 @@ import importlib.util
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from alma.errors import Parser, UserError, count
 from alma.files import atomic_write, make_directory
 from benchmarks.retraining.costs import RuleCost, costs_of, read_costs, write_costs
-from benchmarks.retraining.streams import SOURCES, matrix_file, missing, read_stream
-from benchmarks.retraining.table import as_markdown
+from benchmarks.retraining.inputs import HOW_TO_CLONE, Inputs
+from benchmarks.retraining.rules import RULES
+from benchmarks.retraining.streams import (
+    SOURCES,
+    RefusedMatrixError,
+    matrix_file,
+    missing,
+    read_stream,
+)
+from benchmarks.retraining.table import as_markdown, by_stream, cells_of, is_made_stream
+
+
+class Places(NamedTuple):
+    """Where files lie."""
+
+    inputs: Inputs
+    cache: Path
+    """Matrices."""
+    out: Path
+    """Costs and tables."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Entry point of `python -m benchmarks retraining`."""
     parser = Parser(prog="python -m benchmarks retraining", description=__doc__)
     add = parser.add_argument
-    root = "data root, with dated/ and MNIST/ (default: data)"
+    root = "data root, with dated/, MNIST/ and cifar-10-batches-bin/ (default: data)"
     add("--data", type=Path, default=Path("data"), metavar="DIR", help=root)
+    curl = f"git directory of curl's history, for curl-areas ({HOW_TO_CLONE})"
+    add("--curl", type=Path, metavar="DIR", help=curl)
     cache = "matrices (default: benchmarks/results/retraining/matrices)"
     results = Path("benchmarks/results/retraining")
     add("--cache", type=Path, default=results / "matrices", metavar="DIR", help=cache)
@@ -41,11 +62,13 @@ def main(arguments: Sequence[str]) -> None:
     unknown = [name for name in options.streams if name not in SOURCES]
     if unknown:
         raise UserError(f"no stream {unknown[0]}: --streams takes {', '.join(SOURCES)}")
+    inputs = Inputs(options.data, options.curl)
+    inputs.check()
     chosen = []
     for name in options.streams:
         gap = ""
         if not (options.cache / f"{name}.csv").is_file():
-            gap = missing(name, options.data)
+            gap = missing(name, inputs)
         if gap:
             print(f"left out: {name} (no {gap})")
         elif not options.sealed or SOURCES[name].is_sealed:
@@ -56,23 +79,42 @@ def main(arguments: Sequence[str]) -> None:
     with ProcessPoolExecutor(options.workers) as pool:
         tasks = []
         for name in chosen:
-            places = (options.data, options.cache, options.out)
+            places = Places(inputs, options.cache, options.out)
             tasks.append(pool.submit(_costs, name, places, options.starts, options.sealed))
-        rows = [row for task in tasks for row in task.result()]
+        rows = []
+        for name, task in zip(chosen, tasks, strict=True):
+            try:
+                rows += task.result()
+            except RefusedMatrixError as error:
+                print(f"left out: {name} ({error})")
+    if not rows:
+        raise UserError("no stream is left: see above")
     kind = "sealed" if options.sealed else "table"
     text = as_markdown(rows)
     with atomic_write(options.out / f"{kind}.md", "w") as file:
         file.write(text)
     write_costs(options.out / f"{kind}.csv", rows)
+    _write_means(options.out / f"{kind}_by_stream.csv", rows)
     print(text)
 
 
-def _costs(name: str, places: tuple[Path, Path, Path], starts: int, sealed: bool) -> list[RuleCost]:
-    """The costs on a stream, read if they are there; `places`: data, matrices and costs."""
-    data, cache, out = places
+def _write_means(path: Path, rows: Sequence[RuleCost]) -> None:
+    """Write the mean cost of each rule on each stream, for docs/figures/retraining.py."""
+    cells = cells_of(rows)
+    lines = ["stream,drift,rule,over_best"]
+    for rule in RULES:
+        for stream, mean in by_stream(cells, rule).items():
+            drift = "made" if is_made_stream(stream) else "real"
+            lines.append(f'{stream},{drift},"{rule}",{mean:.4f}')
+    with atomic_write(path, "w") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def _costs(name: str, places: Places, starts: int, sealed: bool) -> list[RuleCost]:
+    """The costs on a stream, read if they are there."""
     kind = "sealed" if sealed else "costs"
-    path = out / f"{kind}-{name}-{starts}.csv"
+    path = places.out / f"{kind}-{name}-{starts}.csv"
     if not path.is_file():
-        stream = read_stream(name, matrix_file(name, data, cache))
+        stream = read_stream(name, matrix_file(name, places.inputs, places.cache))
         write_costs(path, costs_of(stream, starts, sealed))
     return read_costs(path)

@@ -13,8 +13,15 @@ from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 from alma.report.advice.law import Array
 from alma.report.advice.matrix import read_groups
-from benchmarks.retraining import forecast_stream, image_stream, language_stream, text_stream
+from benchmarks.retraining import (
+    cifar_stream,
+    forecast_stream,
+    image_stream,
+    language_stream,
+    text_stream,
+)
 from benchmarks.retraining.history import RetrainingStream
+from benchmarks.retraining.inputs import HOW_TO_CLONE, Inputs
 
 _SEALED = 0.2  # share of the periods
 _LEAST_PERIODS = 24
@@ -26,17 +33,22 @@ class Source:
 
     column: str
     """The metric, as `alma advise` names it."""
-    make: Callable[[Path], tuple[list[str], Array]]
-    """From the data root: periods, and values (models, periods)."""
+    make: Callable[[Inputs], tuple[list[str], Array]]
+    """Periods, and values (models, periods)."""
     files: tuple[str, ...] = ()
     """Needed below the data root."""
     packages: tuple[str, ...] = ()
     """Needed beside ALMA's own."""
+    needs_curl: bool = False
+    """Whether it is made from the history of curl."""
+    is_made: bool = False
+    """Whether its drift is made."""
     is_sealed: bool = False
     """Whether no choice may see its end."""
 
 
 _GIT = ("dated/git_log.jsonl.zst",)
+_RFCS = ("dated/rfc_eighth.jsonl.zst",)
 _BEIGE = ("dated/beige_book.jsonl.zst",)
 _MNIST = ("MNIST/raw/train-images-idx3-ubyte.gz", "MNIST/raw/train-labels-idx1-ubyte.gz")
 SOURCES = {
@@ -46,34 +58,52 @@ SOURCES = {
     "beige-book": Source(
         "bits-per-byte", language_stream.beige_book, _BEIGE, ("zstandard",), is_sealed=True
     ),
+    "curl-areas": Source(
+        "error (%)", text_stream.curl_areas, packages=("sklearn",), needs_curl=True
+    ),
+    "rfcs": Source("bits-per-byte", language_stream.rfcs, _RFCS, ("zstandard",)),
     "co2": Source("MAPE (%)", forecast_stream.co2, packages=("statsmodels",), is_sealed=True),
     "elnino": Source("MAPE (%)", forecast_stream.elnino, packages=("statsmodels",)),
     "shares": Source("MAPE (%)", forecast_stream.shares, packages=("river",)),
-    "mnist-rotation": Source("error (%)", image_stream.rotation, _MNIST, ("sklearn",)),
-    "mnist-classes": Source("error (%)", image_stream.classes, _MNIST, ("sklearn",)),
-    "mnist-labels": Source("error (%)", image_stream.labels, _MNIST, ("sklearn",)),
+    "turnover": Source("MAPE (%)", forecast_stream.turnover, packages=("statsmodels",)),
+    "water-flow": Source("MAPE (%)", forecast_stream.water_flow, packages=("river",)),
+    "approval": Source("MAPE (%)", forecast_stream.approval, packages=("river",)),
+    "mnist-rotation": Source(
+        "error (%)", image_stream.rotation, _MNIST, ("sklearn",), is_made=True
+    ),
+    "mnist-classes": Source("error (%)", image_stream.classes, _MNIST, ("sklearn",), is_made=True),
+    "mnist-labels": Source("error (%)", image_stream.labels, _MNIST, ("sklearn",), is_made=True),
+    "cifar-light": Source(
+        "error (%)", cifar_stream.light, cifar_stream.FILES, ("sklearn",), is_made=True
+    ),
 }
 """By name. TiC-LM's published table is not among them: it has models of 7 months, not 24."""
 
 
-def missing(name: str, data: Path) -> str:
+class RefusedMatrixError(UserError):
+    """`alma advise --matrix` refuses the matrix of a stream."""
+
+
+def missing(name: str, inputs: Inputs) -> str:
     """What the matrix of a stream cannot be made without; empty if nothing is missing."""
     source = SOURCES[name]
     absent = [package for package in source.packages if not importlib.util.find_spec(package)]
     if absent:
         return f"package {' and '.join(absent)}: install it"
-    files = [str(data / file) for file in source.files if not (data / file).is_file()]
+    if source.needs_curl and inputs.curl is None:
+        return f"history of curl: {HOW_TO_CLONE}"
+    files = [inputs.data / file for file in source.files if not (inputs.data / file).is_file()]
     return f"file {files[0]}: give --data" if files else ""
 
 
-def matrix_file(name: str, data: Path, cache: Path) -> Path:
+def matrix_file(name: str, inputs: Inputs, cache: Path) -> Path:
     """The CSV file of a stream's matrix; made unless it is there."""
     path = cache / f"{name}.csv"
     if path.is_file():
         return path
     make_directory(cache)
     source = SOURCES[name]
-    periods, values = source.make(data)
+    periods, values = source.make(inputs)
     write_matrix(path, source.column, periods, values)
     return path
 
@@ -91,8 +121,14 @@ def write_matrix(path: Path, column: str, periods: list[str], values: Array) -> 
 
 
 def read_stream(name: str, path: Path) -> RetrainingStream:
-    """The stream of a file. UserError: it has gaps, or fewer than 24 periods."""
-    group = read_groups([path])[0]
+    """The stream of a file.
+
+    UserError: it has gaps, or fewer than 24 periods; RefusedMatrixError: see there.
+    """
+    try:
+        group = read_groups([path])[0]
+    except UserError as error:
+        raise RefusedMatrixError(f"alma advise --matrix refuses {error}") from error
     losses = group.losses
     values = np.array(losses.seeds[0])
     periods = len(losses.periods)

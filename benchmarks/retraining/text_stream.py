@@ -1,4 +1,4 @@
-"""Which area does a commit change? Text classification by month on the history of git.
+"""Which area does a commit change? Text classification by month on the histories of git and curl.
 
 The area is the part of the subject before its colon; the rest of the message is the input. Models
 are logistic regressions on hashed words and pairs of words of the 24 newest months, for the 30 most
@@ -7,24 +7,38 @@ out for tests.
 """
 
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from alma.report.advice.law import Array
-from benchmarks.retraining.dated import read_dated
+from benchmarks.retraining.inputs import DatedText, Inputs, read_dated, read_history
 
 WINDOW = 24
 _AREAS = 30
-_FIRST = "2006-01"
 _LEAST_HELD_OUT = 8
 """Held-out messages of a month; later months with fewer end the stream."""
 
 
-def git_areas(data: Path) -> tuple[list[str], Array]:
-    """Months, and error in percent of each model on each month, (models, months)."""
-    months, areas, messages = _labelled(data / "dated" / "git_log.jsonl.zst")
+def git_areas(inputs: Inputs) -> tuple[list[str], Array]:
+    """Months from 2006 on, and error in percent of each model on each month, (models, months)."""
+    return _errors_by_month(read_dated(inputs.data / "dated" / "git_log.jsonl.zst"), "2006-01")
+
+
+def curl_areas(inputs: Inputs) -> tuple[list[str], Array]:
+    """As `git_areas`, from April 2010 on: before, few subjects of curl name an area.
+
+    ValueError: there is no history.
+    """
+    if inputs.curl is None:
+        raise ValueError("no history of curl")
+    return _errors_by_month(read_history(inputs.curl), "2010-04")
+
+
+def _errors_by_month(documents: Iterable[DatedText], first: str) -> tuple[list[str], Array]:
+    """Months from the `first` on, and error in percent, (models, months)."""
+    months, areas, messages = _labelled(documents, first)
     names = sorted(set(months))
     counts = Counter(months)
     while counts[names[-1]] < 5 * _LEAST_HELD_OUT:
@@ -44,14 +58,14 @@ def git_areas(data: Path) -> tuple[list[str], Array]:
     return names, errors
 
 
-def _labelled(path: Path) -> tuple[list[str], list[str], list[str]]:
+def _labelled(documents: Iterable[DatedText], first: str) -> tuple[list[str], list[str], list[str]]:
     """Month, area and message without it, of commits whose subject names an area."""
     months = []
     areas = []
     messages = []
-    for document in read_dated(path):
+    for document in documents:
         area, colon, message = document.text.partition(":")
-        if document.date >= _FIRST and colon and 0 < len(area) <= 30 and "\n" not in area:
+        if document.date >= first and colon and 0 < len(area) <= 30 and "\n" not in area:
             months.append(document.date[:7])
             areas.append(area.strip().lower())
             messages.append(message[:1000])

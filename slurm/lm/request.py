@@ -21,8 +21,8 @@ from slurm.engine.terminal import say
 from slurm.lm.engines import engine_of
 from slurm.lm.experiments import read_experiment, read_overrides, runs_of
 from slurm.lm.options import parse, parser
-from slurm.lm.plan import Request
 from slurm.lm.presets import with_preset
+from slurm.lm.requested import Request
 from slurm.lm.run_options import Flags, FlagValues
 
 USER_DIR = "--user-dir"  # flag for a folder of Python code that fairseq imports

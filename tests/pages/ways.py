@@ -292,6 +292,14 @@ WAYS: dict[str, dict[str, Way]] = {
         "alma images experiments/drift": Run(),
         "alma train experiments/drift": Run((materials.drifting_stream,), stand_in=True),
     },
+    "docs/results/retraining.md": {
+        "git clone --bare": RunBy(
+            "tests/benchmarks/test_retraining_streams.py", "python -m benchmarks retraining"
+        ),
+        "python -m benchmarks retraining_forecast": RunBy(
+            "tests/benchmarks/test_retraining_forecast.py", "retraining_forecast"
+        ),
+    },
     "docs/results/wait.md": {
         "alma images --dataset mnist": Run((materials.mnist,)),
         "alma images experiments/draft": Run(),
