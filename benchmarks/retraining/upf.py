@@ -50,7 +50,7 @@ class Forecast:
         return self.intercept + float(features @ self.coefficients)
 
 
-class Schedule(NamedTuple):
+class PricedSchedule(NamedTuple):
     """A plan for the periods to come."""
 
     cost: float
@@ -82,22 +82,22 @@ def forecast(pairs: Array, losses: Array) -> Forecast:
     return Forecast(centre, scale, float(net.intercept_), np.array(net.coef_), deviation)
 
 
-def best_schedules(fitted: Forecast, model: int, now: int, price: float) -> list[Schedule]:
+def best_schedules(fitted: Forecast, model: int, now: int, price: float) -> list[PricedSchedule]:
     """The schedules of least forecast cost: one that trains now, and one that does not.
 
     model  the model in service; price, as the forecast's losses
     """
-    best: list[Schedule] = []  # that begin with a training, from the last period on
+    best: list[PricedSchedule] = []  # that begin with a training, from the last period on
     for start in reversed(range(AHEAD)):
         following = _best_from(fitted, now + start, now + start, now, best)
         cost = price + following.cost
-        best.insert(0, Schedule(cost, 1 + following.trainings, following.means))
+        best.insert(0, PricedSchedule(cost, 1 + following.trainings, following.means))
     return [best[0], _best_from(fitted, model, now, now, best[1:])]
 
 
 def _best_from(
-    fitted: Forecast, model: int, since: int, now: int, later: list[Schedule]
-) -> Schedule:
+    fitted: Forecast, model: int, since: int, now: int, later: list[PricedSchedule]
+) -> PricedSchedule:
     """The best schedule in which a model serves after `since` until a later training or the end.
 
     later  the best schedules that train 1, 2, ... periods after `since`
@@ -106,13 +106,13 @@ def _best_from(
     candidates = []
     for at in range(since + 1, now + AHEAD + 1):
         served.append(fitted.mean(model, at))
-        following = Schedule(0.0, 0, ())
+        following = PricedSchedule(0.0, 0, ())
         if len(served) <= len(later):
             following = later[len(served) - 1]
         cost = sum(served) + following.cost
         if len(served) <= len(later) or at == now + AHEAD:
             means = (*served, *following.means)
-            candidates.append(Schedule(cost, following.trainings, means))
+            candidates.append(PricedSchedule(cost, following.trainings, means))
     return min(candidates, key=lambda schedule: schedule.cost)
 
 
@@ -137,7 +137,7 @@ def upf(history: History) -> bool:
     return costs[0] < costs[1]
 
 
-def _high_cost(schedule: Schedule, price: float, fitted: Forecast, is_bounded: bool) -> float:
+def _high_cost(schedule: PricedSchedule, price: float, fitted: Forecast, is_bounded: bool) -> float:
     """The 95% quantile of the cost of a schedule."""
     means = np.array(schedule.means)
     variances = np.full(len(means), fitted.deviation**2)

@@ -127,11 +127,11 @@ def test_upf_high_costs_by_hand():
 
     A share of 1.2 is one of 1, and cannot vary.
     """
-    schedule = upf.Schedule(0.0, 2, (0.5,) * 12)
+    schedule = upf.PricedSchedule(0.0, 2, (0.5,) * 12)
     for is_bounded in (True, False):
         high = upf._high_cost(schedule, 3.0, _exact(0.0, 0.1), is_bounded)
         assert high == pytest.approx(12 + 0.5698, abs=1e-4)
-    schedule = upf.Schedule(0.0, 0, (1.2,) * 12)
+    schedule = upf.PricedSchedule(0.0, 0, (1.2,) * 12)
     assert upf._high_cost(schedule, 3.0, _exact(0.0, 0.1), True) == pytest.approx(12)
     assert upf._high_cost(schedule, 3.0, _exact(0.0, 0.1), False) == pytest.approx(14.97, abs=0.01)
 
