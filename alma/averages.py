@@ -49,6 +49,17 @@ def last_of(average: object) -> int:
     return int(match[1]) if match else 0
 
 
+def training_flags(average: float | str) -> list[str]:
+    """Flags of fairseq-train that keep what an average needs; [] for none."""
+    checkpoints = last_of(average)
+    if checkpoints:
+        return ["--keep-interval-updates", str(checkpoints)]
+    if not average:
+        return []
+    kind = "--ema-decay" if eta_of(average) is None else "--ema-poly"
+    return ["--store-ema", kind, str(average).removeprefix("poly:")]
+
+
 def weights(text: str) -> str:
     """An argparse type: a value of --weights."""
     if text in ("trained", "average") or last_of(text):

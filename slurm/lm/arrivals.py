@@ -20,10 +20,9 @@ from slurm.lm.estimate import vocabulary_size
 from slurm.lm.late import announcement, plan_on_longer
 from slurm.lm.launcher import end_child_at_signals, forks, limit_threads, place_of
 from slurm.lm.local import do_here
-from slurm.lm.plan import Plan
+from slurm.lm.plan import Plan, Request
 from slurm.lm.record import run_config
 from slurm.lm.request import read_requests, resolved
-from slurm.lm.requested import Request
 from slurm.lm.stage import late_jobs
 
 

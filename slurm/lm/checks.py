@@ -15,7 +15,7 @@ from alma.stages import check_share
 from alma.stream import Stream, is_stream
 from slurm.engine import children
 from slurm.engine.terminal import say
-from slurm.lm.requested import Request
+from slurm.lm.plan import Request
 from slurm.lm.run_options import CUT_FLAGS, ENCODER
 
 _POSITIVE = (

@@ -18,7 +18,7 @@ from alma.stream import Stream, is_stream
 from alma.tables import number
 from slurm.engine.machine import Machine
 from slurm.lm.estimate import Cost, total
-from slurm.lm.plan import Plan, make_plan
+from slurm.lm.plan import Plan, Request, make_plan
 from slurm.lm.planned import StageSpec
 from slurm.lm.record import (
     LATE,
@@ -29,7 +29,6 @@ from slurm.lm.record import (
     result_of,
     run_config,
 )
-from slurm.lm.requested import Request
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from slurm.lm.checks import check, check_kept, megabatch_sizes
 from slurm.lm.cluster import launch_on_slurm, show_jobs
 from slurm.lm.local import launch_here
 from slurm.lm.placement import place, with_hosts
-from slurm.lm.plan import Plan, make_plan
+from slurm.lm.plan import Plan, Request, make_plan
 from slurm.lm.request import read_requests, resolved
-from slurm.lm.requested import Request
 from slurm.lm.sharing import share
 
 

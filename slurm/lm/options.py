@@ -9,8 +9,8 @@ from alma.help_texts import SEEDS, SIZE
 from alma.learners import text_learners
 from alma.options import add_options, flag_of, options_of
 from slurm.engine import resources
+from slurm.lm.plan import Request
 from slurm.lm.presets import ANYTIME, PRESETS
-from slurm.lm.requested import Request
 
 _MAIN_FLAGS = (
     "--arch",

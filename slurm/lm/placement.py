@@ -17,7 +17,7 @@ from slurm.engine.machine import Machine
 from slurm.engine.resources import Resources
 from slurm.engine.squeue import largest_node
 from slurm.lm.estimate import HOST_PROCESS, Estimate
-from slurm.lm.requested import Request
+from slurm.lm.plan import Request
 from slurm.lm.run_options import Placement, tokens_of_batch
 
 _GB = 10**9

@@ -4,23 +4,24 @@ Pure functions: nothing is run, read or written. The plan is plain data, the sam
 run it.
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from alma import averages
 from alma.epochs import warmup_of
-from alma.learners import DEFAULT_GROWTH
-from alma.options import changed, flag_of, flag_words, options_of, recorded
+from alma.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
+from alma.options import changed, check_ranges, flag_of, flag_words, options_of, recorded
 from alma.stages import Stage, stage_folder, stages
-from slurm.lm.epochs import Length
+from slurm.lm.engines import program_of
+from slurm.lm.epochs import Length, length_in_blocks, length_of
 from slurm.lm.growth import growth_of_steps
 from slurm.lm.planned import StageSpec, Training, by_program
-from slurm.lm.requested import Request
-from slurm.lm.run_options import ENCODER, EVALUATION_FLAGS, Flags
+from slurm.lm.run_options import ENCODER, EVALUATION_FLAGS, Flags, FlagValues, Placement, RunOptions
 
 SEED_STEP = 1000  # difference of seeds between members of an ensemble; the first has sm's seed
 _EVALUATE = (sys.executable, "-m", "fairseq_alma.evaluate")
@@ -30,6 +31,84 @@ _OF_REPLAY = ("replay_share", "replay_from")  # passed to all stages but the fir
 _LOG_EVERY = 100  # most updates between two lines of the log, from which progress is shown
 _LINES_OF_A_STAGE = 20
 _UNKNOWN_UPDATES = 2000  # assumed length of a stage without a limit, for its logging interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(RunOptions):
+    """A run as requested: its options, and the flags of fairseq-train with their values."""
+
+    flags: Flags = field(default_factory=dict)  # of fairseq-train
+    settings: FlagValues = field(default_factory=dict)  # values of all flags, from `resolved`
+    placement: Placement | None = None  # from `place`; None: not placed yet
+    sizes: Sequence[int] = ()  # tokens of each mega-batch, for --max-epoch; (): unknown
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    @property
+    def learner_spec(self) -> LearnerSpec:
+        return LEARNERS[self.learner]
+
+    @property
+    def updates(self) -> int:
+        """Updates of a stage; 0: no limit, or that of --max-epoch (see `lengths`)."""
+        return self.settings["--max-update"] * self.update_multiplier
+
+    def lengths(self, schedule: Sequence[Stage]) -> list[Length]:
+        """Lengths of the trainings of each stage."""
+        if self.updates or not self.settings.get("--max-epoch"):
+            return [Length(self.updates or None)] * len(schedule)
+        of_stage = length_in_blocks if self.engine else length_of
+        lengths = []
+        for stage in schedule:
+            length = of_stage(self.settings, self.sizes, stage, self.replay, self.replay_share)
+            lengths.append(length)
+        return lengths
+
+    @property
+    def by_fairseq(self) -> bool:
+        """Whether fairseq trains and evaluates, not a program of `engines`."""
+        return not (self.engine or self.trainer)
+
+    @property
+    def program(self) -> tuple[str, ...] | None:
+        """What trains and evaluates in place of fairseq."""
+        return None if self.by_fairseq else program_of(self, self.flags, self.settings)
+
+    @property
+    def one_schedule(self) -> bool:
+        """Whether one schedule spans all stages (--schedule continuous)."""
+        return self.schedule != "stage"
+
+    @property
+    def renews(self) -> bool:
+        """Whether each stage trains new models."""
+        return self.from_scratch or self.learner_spec.fresh
+
+    @property
+    def models_of_stage(self) -> int:
+        """Models that a stage trains, together or apart."""
+        return self.members or self.new_members or 1
+
+    @property
+    def separate(self) -> bool:
+        """Whether a stage trains its models apart, in folders member_0, member_1, ..."""
+        return self.learner_spec.separate or (self.learner_spec.fresh and self.models_of_stage > 1)
+
+    @property
+    def command(self) -> str:
+        """The shell command that requests this single run: changed options and all flags."""
+        options = changed(self)
+        words = ["alma", "train", options.pop("stream")]
+        for name, value in options.items():
+            words += flag_words(flag_of(name), value)
+        if self.flags:
+            words += ["--", *chain(*self.flags.values())]
+        return shlex.join(words)
+
+    def chosen(self, names: Sequence[str]) -> list[str]:
+        """The words of flags of fairseq-train, by their values in `settings`."""
+        return [word for name in names for word in flag_words(name, self.settings.get(name))]
 
 
 @dataclass(frozen=True)
@@ -251,13 +330,12 @@ def _model_words(request: Request, index: int, experts: int | None) -> list[str]
 
 def _stage_words(request: Request, index: int, flags: Flags, updates: int | None) -> list[str]:
     """Words of fairseq-train that the launcher adds to a stage: changed options, average, log."""
-    average_words = request.average_words
     words: list[str] = []
     for name, value in changed(request).items():
         is_passed = options_of(request)[name].metadata["passed"] and name not in _OF_GROWTH
         if is_passed and (index > 0 or name not in _OF_REPLAY):  # stage 0 has nothing to replay
             words += flag_words(flag_of(name), value)
-    words += average_words
+    words += averages.training_flags(request.average)
     if request.settings.get("--init-sha256"):
         words += ["--init-sha256", request.settings["--init-sha256"]]
     interval = (updates or _UNKNOWN_UPDATES) // _LINES_OF_A_STAGE

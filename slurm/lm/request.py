@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from alma import averages
 from alma.errors import UserError, closest, require_extra
 from alma.experiments import naming
 from alma.options import flag_of, flag_words, given, options_of
@@ -21,8 +22,8 @@ from slurm.engine.terminal import say
 from slurm.lm.engines import engine_of
 from slurm.lm.experiments import read_experiment, read_overrides, runs_of
 from slurm.lm.options import parse, parser
+from slurm.lm.plan import Request
 from slurm.lm.presets import with_preset
-from slurm.lm.requested import Request
 from slurm.lm.run_options import Flags, FlagValues
 
 USER_DIR = "--user-dir"  # flag for a folder of Python code that fairseq imports
@@ -275,7 +276,7 @@ def _line_of_fairseq(request: Request, without_code: bool) -> list[str]:
     """The command line of fairseq-train to resolve for a request."""
     words = [request.stream, "--task", "alma_lm"]
     # These options of the launcher change defaults of fairseq-train's flags.
-    words += ["--schedule", request.schedule, *request.average_words]
+    words += ["--schedule", request.schedule, *averages.training_flags(request.average)]
     if request.init:
         if request.learner_spec.switch:
             words += ["--arch", "switch_gmoe"]

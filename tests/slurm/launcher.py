@@ -19,7 +19,7 @@ from alma.records import Run
 from alma.stream import VERSION, FileInfo, Part, Stream
 from slurm.launch import main
 from slurm.lm import request
-from slurm.lm.requested import Request
+from slurm.lm.plan import Request
 from tests.machine_fields import without_machine_fields
 
 ROOT = Path(__file__).parents[2]
