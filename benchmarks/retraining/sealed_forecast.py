@@ -242,7 +242,7 @@ def _forecast_of(
     """The models in service, and mean, low and high loss of each period to come."""
     size = retraining.period.size
     present = retraining.losses.until[-1]
-    freedom = len(retraining.losses.until) - 1
+    quantile = float(stdtrit(retraining.laws.freedom, 0.95))
     trained = []
     losses = []
     for at, model in enumerate(schedule.models(len(levels)), 1):
@@ -255,7 +255,6 @@ def _forecast_of(
             return float(retraining.laws.extra(law, age, ahead))
 
         estimate = retraining.laws.estimate(extra)
-        quantile = float(stdtrit(freedom, 0.95))
         level = levels[at - 1]
         error = (estimate.high - estimate.mean) / quantile
         half = quantile * math.hypot(error, level.deviation)

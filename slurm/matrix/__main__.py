@@ -76,7 +76,7 @@ def _add_data(command_line: Parser) -> None:
     bad = "malformed records: stop with an error, or leave them out (default: error)"
     add("--on-bad-input", choices=("error", "skip"), default="error", help=bad)
     text = "field of the records with the text (default: text)"
-    add("--text-key", default="text", metavar="KEY", help=text)
+    add("--text-key", metavar="KEY", help=text)
 
 
 def _add_program(command_line: Parser) -> None:

@@ -35,7 +35,7 @@ def make_matrix(options: argparse.Namespace) -> None:
     source = DataSource.of(
         options.data,
         dates=dates,
-        text_key="" if options.metric else options.text_key,
+        text_key="" if options.metric else _text_key(options),
         skip_bad_input=options.on_bad_input == "skip",
         has_program=options.command is not None,
     )
@@ -125,6 +125,11 @@ def _dates(options: argparse.Namespace) -> Dates:
     )
 
 
+def _text_key(options: argparse.Namespace) -> str:
+    """The field with the text."""
+    return str(options.text_key or "text")
+
+
 def _check_program(options: argparse.Namespace) -> None:
     """UserError: flags of another kind of program, or no such program."""
     of_folders = ("block_size", "batch_size", "dtype", "device")
@@ -150,6 +155,8 @@ def _check_metric(options: argparse.Namespace) -> None:
 
     if options.command is None:
         raise UserError("--metric: folders of Hugging Face have bits a byte; add --command")
+    if options.text_key is not None:
+        raise UserError("--text-key: with --metric no text is read: leave it out")
     name = options.metric
     if not name.strip() or not name.isprintable() or name in COLUMNS_OF_CELLS:
         raise UserError(f"--metric {name!r}: give the name of a metric, such as accuracy")
@@ -192,7 +199,7 @@ def _words(options: argparse.Namespace) -> tuple[str, ...]:
     """The command of the program that measures the models."""
     if options.command:
         return tuple(shlex.split(options.command))
-    words = [sys.executable, "-m", "transformers_alma.texts", "--text-key", options.text_key]
+    words = [sys.executable, "-m", "transformers_alma.texts", "--text-key", _text_key(options)]
     for name in ("block_size", "batch_size", "dtype", "device"):
         value = getattr(options, name)
         if value:

@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 
-from alma.report.advice import change
 from alma.report.advice import retraining_words as words
 from alma.report.advice.axes import Axes
 from alma.report.advice.certainty import of_cadence
-from alma.report.advice.change import find_change, newest_fit
+from alma.report.advice.change import DriftTest
 from alma.report.advice.forecast import turns_up
 from alma.report.advice.law import Change, Grace
 from alma.report.advice.period import Period
@@ -95,10 +95,10 @@ def test_a_recent_change_is_found_however_models_forget(count):
         for seed in range(3):
             for since in 3, 4:
                 matrix = forgetting(count, size, exponent, count - since, seed)
-                event = find_change(*matrix, 12)
+                event = DriftTest(*matrix).event(12)
                 near = isinstance(event, Change) and abs(event.first - count + since) <= 1
                 found.append(near)
-            false.append(find_change(*forgetting(count, size, exponent, 0, seed, 0.01), 12))
+            false.append(DriftTest(*forgetting(count, size, exponent, 0, seed, 0.01)).event(12))
     assert np.mean(found) >= 0.9
     assert false == [None] * len(false)
 
@@ -262,11 +262,11 @@ def test_newest_losses_that_do_not_fit_leave_no_evidence():
     false = []
     for count in 12, 24:
         for seed in range(4):
-            hits.append(newest_fit(*forgetting(count, 0.03, 0.5, count - 2, seed)))
-            false.append(newest_fit(*forgetting(count, 0.03, 0.5, 0, seed, 0.01)))
+            hits.append(DriftTest(*forgetting(count, 0.03, 0.5, count - 2, seed)).newest_fit())
+            false.append(DriftTest(*forgetting(count, 0.03, 0.5, 0, seed, 0.01)).newest_fit())
             axes, values, used = forgetting(count, 0.03, 0.5, count - 2, seed, -0.02)
             values += 0.02 * np.maximum(axes.ages, 0)
-            hits.append(newest_fit(axes, values, used))
+            hits.append(DriftTest(axes, values, used).newest_fit())
     assert not any(hits)
     assert all(false)
     axes, values, _ = forgetting(24, 0.03, 0.5, 22, 0)
@@ -282,11 +282,31 @@ def test_newest_losses_that_do_not_fit_leave_no_evidence():
     assert "do not fit" not in " ".join(words.lines(advice("linear .01")))
 
 
+def correlated(count, seed):
+    """Axes, losses and cells without a change; cells correlate by .8 along models and periods."""
+    random = np.random.default_rng(seed)
+    noise = random.standard_normal((count + 40, count + 40))
+    for axis in 0, 1:
+        noise = lfilter([0.6], [1, -0.8], noise, axis=axis)
+    at = np.arange(1.0, count + 1)
+    axes = Axes(at, at)
+    values = 0.01 * np.maximum(axes.ages, 0) + 0.005 * np.maximum(-axes.ages, 0)
+    return axes, values + 0.005 * noise[40:, 40:], np.isfinite(values)
+
+
+def test_correlated_cells_count_as_fewer():
+    """Counted as whole cells, 8 of the 24 would have an event, and 3 of the 30 would not fit."""
+    events = [DriftTest(*correlated(40, seed)).event(12) for seed in range(24)]
+    assert sum(event is not None for event in events) <= 4
+    assert all(DriftTest(*correlated(24, seed)).newest_fit() for seed in range(30))
+
+
 def test_a_long_history_has_no_false_change_and_few_fits():
     """Of 120 models: terms of periods are taken out whole; three models are left out at once."""
     axes, values, used = forgetting(120, 0.03, 0.5, 0, 0, 0.001)
-    assert find_change(axes, values, used, math.inf) is None
-    cells = change._cells_of_change(axes, values, used)
+    test = DriftTest(axes, values, used)
+    assert test.event(math.inf) is None
+    cells = test._cells
     assert np.abs(np.bincount(np.nonzero(used)[1], cells._target)).max() < 1e-9
     parts = cells_without(axes)
     assert len(parts) == 40

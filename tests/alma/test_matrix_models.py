@@ -108,6 +108,9 @@ WRONG = {
     f'{TWO} --command "\'"': "check its quotes",
     f"{TWO} --metric accuracy": "--metric: folders of Hugging Face have bits a byte",
     f"{TWO} --command true --metric seed": "--metric 'seed': give the name of a metric",
+    f"{TWO} --command true --metric accuracy --text-key body": (
+        "--text-key: with --metric no text is read: leave it out"
+    ),
     f"{TWO} --command true --block-size 8": "--block-size: not with --command",
     f"{TWO} --command true --from soon": "--from 'soon': no date",
     f"{TWO} --command true --out m.txt": "give m.txt.csv",

@@ -6,7 +6,7 @@ A line has the value of a model, the time until which it was trained, and the ti
 import csv
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -308,49 +308,64 @@ def _events(lines: Sequence[_Line], metric: Metric) -> list[str]:
     UserError: a value is far from all others of its period and model, and no other model agrees.
     """
     losses = [metric.loss(line.value) for line in lines]
-    losses_of_period: dict[float, list[float]] = {}
-    losses_of_model: dict[tuple[str, float], list[float]] = {}
-    for line, loss in zip(lines, losses, strict=True):
-        losses_of_period.setdefault(line.tested, []).append(loss)
-        losses_of_model.setdefault(line.model, []).append(loss)
-    usual_of_period = {tested: median(losses) for tested, losses in losses_of_period.items()}
-    usual_of_model = {model: median(losses) for model, losses in losses_of_model.items()}
+    periods = [line.tested for line in lines]
     distances = []
     rises = []
-    for line, loss in zip(lines, losses, strict=True):
-        rises.append(loss - usual_of_model[line.model])
-        distances.append(min(abs(loss - usual_of_period[line.tested]), abs(rises[-1])))
-    usual = sorted(distances)[-len(distances) // 20 - 1]  # the 95th percentile
+    above_period = _above_usual(losses, periods)
+    above_model = _above_usual(losses, [line.model for line in lines])
+    for from_period, from_model in zip(above_period, above_model, strict=True):
+        distances.append(min(abs(from_period), abs(from_model)))
+        rises.append(from_model)
+    limit = _far_distance(losses, distances, metric)
+    rises_of_period = _by_key(rises, periods)
+    sentences: dict[float, str] = {}  # by period
+    farthest_first = sorted(range(len(lines)), key=lambda index: -distances[index])
+    for index in farthest_first:
+        line = lines[index]
+        agreeing = _agreeing(rises[index], rises_of_period[line.tested])
+        name = f"{line.place}, {metric.name}: {line.value:g}"
+        if distances[index] > limit and agreeing < 2:
+            far = "is far from the others of its period and model"
+            raise UserError(f"{name} {far}: correct it, or leave it out")
+        is_event = abs(rises[index]) > limit and agreeing >= 2
+        if is_event and line.tested not in sentences:
+            sentences[line.tested] = (
+                f"{name} is far from the model's other values, and {agreeing} models agree on "
+                "this period: it was read as an event; leave the period out if it was a fault."
+            )
+    return list(sentences.values())
+
+
+def _by_key(values: Sequence[float], keys: Sequence[Hashable]) -> dict[Hashable, list[float]]:
+    """The values that have the same key."""
+    groups: dict[Hashable, list[float]] = {}
+    for value, key in zip(values, keys, strict=True):
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
+def _above_usual(losses: Sequence[float], keys: Sequence[Hashable]) -> list[float]:
+    """Each loss minus the median of those with the same key."""
+    usual = {key: median(values) for key, values in _by_key(losses, keys).items()}
+    return [loss - usual[key] for loss, key in zip(losses, keys, strict=True)]
+
+
+def _far_distance(losses: Sequence[float], distances: Sequence[float], metric: Metric) -> float:
+    """The distance from usual losses above which a loss is far from them."""
     far_apart = _FAR_POINTS
     if metric.nats:
         far_apart = 1 / metric.nats
     elif not metric.in_points:
         far_apart = median(abs(loss) for loss in losses)
-    limit = max(far_apart, 10 * usual)
-    rises_of_period: dict[float, list[float]] = {}
-    for line, rise in zip(lines, rises, strict=True):
-        rises_of_period.setdefault(line.tested, []).append(rise)
-    event_by_period: dict[float, str] = {}
-    by_distance = sorted(range(len(lines)), key=lambda i: distances[i], reverse=True)
-    for i in by_distance:
-        line = lines[i]
-        agreeing = _agreeing(rises[i], rises_of_period[line.tested])
-        name = f"{line.place}, {metric.name}: {line.value:g}"
-        if distances[i] > limit and agreeing < 2:
-            far = "is far from the others of its period and model"
-            raise UserError(f"{name} {far}: correct it, or leave it out")
-        if abs(rises[i]) > limit and agreeing >= 2:
-            event_by_period.setdefault(
-                line.tested,
-                f"{name} is far from the model's other values, and {agreeing} models agree on "
-                "this period: it was read as an event; leave the period out if it was a fault.",
-            )
-    return list(event_by_period.values())
+    usual = sorted(distances)[-len(distances) // 20 - 1]  # the 95th percentile
+    return max(far_apart, 10 * usual)
 
 
 def _agreeing(rise: float, rises: Sequence[float]) -> int:
-    """How many of the rises of one period are half to twice as large as this one of them."""
-    return sum(0.5 <= other / rise <= 2 for other in rises) if rise else len(rises)
+    """How many of the rises of one period, itself included, are half to twice as large as it."""
+    if rise == 0:
+        return len(rises)
+    return sum(0.5 <= candidate / rise <= 2 for candidate in rises)
 
 
 def _period(until: Sequence[float], tested: Sequence[float], kind: str) -> Period:

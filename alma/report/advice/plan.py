@@ -92,7 +92,7 @@ class Outlook:
         law = self.laws.whole
         age = max(self.size, self.size * (self.horizon // 2) - law.grace)
         mean, _, high = self.laws.estimate(lambda law: law.b * age**law.c)
-        error = max((high - mean) / float(stdtrit(len(self.laws.without) - 1, 0.95)), 1e-12)
+        error = max((high - mean) / float(stdtrit(self.laws.freedom, 0.95)), 1e-12)
         above_0 = ndtr(mean / error)
         bell = math.exp(-((mean / error) ** 2) / 2)
         hoped = mean * above_0 + error * bell / math.sqrt(2 * math.pi)

@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 
 from alma.errors import UserError
 from alma.report.advice.axes import AgeColumns, Axes
-from alma.report.advice.change import find_change, newest_fit, thinned
+from alma.report.advice.change import DriftTest, thinned
 from alma.report.advice.law import (
     EXPONENTS,
     Array,
@@ -247,12 +247,13 @@ class Laws:
         if compared.any(1).sum() < 3 or not tells_age(self.axes, compared):
             raise UserError(too_few)
         plain = fit_laws(self.axes, self.values, measured)[0]
-        self.event: Event | None = find_change(self.axes, self.values, measured, year)
+        test = DriftTest(self.axes, self.values, measured)
+        self.event: Event | None = test.event(year)
         if not self.event:
             self.event = find_event(self.axes, self.values, measured, plain, year)
         self.newest_fit = True
         if not isinstance(self.event, Change):
-            self.newest_fit = newest_fit(self.axes, self.values, measured)
+            self.newest_fit = test.newest_fit()
         best, *alternatives = fit_laws(self.axes, self.values, measured, self.event)
         self.whole = best.law
         freedom = measured.sum() - measured.any(0).sum() - 3
@@ -303,6 +304,11 @@ class Laws:
         if cell:
             variance += 2 * self.scatter**2
         return _jackknife(value, without, seeds, variance)
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom of the intervals of `estimate`."""
+        return len(self.without) - 1
 
     @property
     def too_little_since_change(self) -> bool:
